@@ -384,7 +384,7 @@ end:
 	RET
 
 // func sumFixedAVX2(sums *int32, exponents []byte, terms []uintptr, offset int, bits int, lowest int) (done int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·sumFixedAVX2(SB), NOSPLIT, $0-88
 	MOVQ sums+0(FP), AX
 	MOVQ offset+56(FP), CX
@@ -454,43 +454,47 @@ ordinary:
 	XORQ         R11, R11
 
 term:
-	MOVQ      (R9)(R11*8), R12
-	VMULPS    (R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y1, Y1
-	VMULPS    32(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y2, Y2
-	VMULPS    64(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y3, Y3
-	VMULPS    96(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y4, Y4
-	VMULPS    128(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y5, Y5
-	VMULPS    160(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y6, Y6
-	VMULPS    192(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y7, Y7
-	VMULPS    224(R12)(CX*1), Y0, Y9
-	VCVTPS2DQ Y9, Y9
-	VPADDD    Y9, Y8, Y8
-	INCQ      R11
-	CMPQ      R11, R10
-	JLT       term
-	VMOVDQU   Y1, (AX)
-	VMOVDQU   Y2, 32(AX)
-	VMOVDQU   Y3, 64(AX)
-	VMOVDQU   Y4, 96(AX)
-	VMOVDQU   Y5, 128(AX)
-	VMOVDQU   Y6, 160(AX)
-	VMOVDQU   Y7, 192(AX)
-	VMOVDQU   Y8, 224(AX)
-	ADDQ      $0x00000100, AX
+	MOVQ       (R9)(R11*8), R12
+	PREFETCHT0 4096(R12)(CX*1)
+	VMULPS     (R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y1, Y1
+	VMULPS     32(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y2, Y2
+	PREFETCHT0 4160(R12)(CX*1)
+	VMULPS     64(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y3, Y3
+	VMULPS     96(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y4, Y4
+	PREFETCHT0 4224(R12)(CX*1)
+	VMULPS     128(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y5, Y5
+	VMULPS     160(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y6, Y6
+	PREFETCHT0 4288(R12)(CX*1)
+	VMULPS     192(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y7, Y7
+	VMULPS     224(R12)(CX*1), Y0, Y9
+	VCVTPS2DQ  Y9, Y9
+	VPADDD     Y9, Y8, Y8
+	INCQ       R11
+	CMPQ       R11, R10
+	JLT        term
+	VMOVDQU    Y1, (AX)
+	VMOVDQU    Y2, 32(AX)
+	VMOVDQU    Y3, 64(AX)
+	VMOVDQU    Y4, 96(AX)
+	VMOVDQU    Y5, 128(AX)
+	VMOVDQU    Y6, 160(AX)
+	VMOVDQU    Y7, 192(AX)
+	VMOVDQU    Y8, 224(AX)
+	ADDQ       $0x00000100, AX
 
 next:
 	ADDQ $0x00000100, CX
@@ -503,7 +507,7 @@ end:
 	RET
 
 // func meanPowerAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·meanPowerAVX2(SB), NOSPLIT, $0-104
 	MOVQ offset+72(FP), AX
 	MOVQ bits+80(FP), CX
@@ -583,24 +587,28 @@ ordinary:
 
 term:
 	MOVQ         (R9)(R11*8), R12
+	PREFETCHT0   4096(R12)(AX*1)
 	VMULPS       (R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y1, Y1
 	VMULPS       32(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y2, Y2
+	PREFETCHT0   4160(R12)(AX*1)
 	VMULPS       64(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y3, Y3
 	VMULPS       96(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y4, Y4
+	PREFETCHT0   4224(R12)(AX*1)
 	VMULPS       128(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y5, Y5
 	VMULPS       160(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y6, Y6
+	PREFETCHT0   4288(R12)(AX*1)
 	VMULPS       192(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y7, Y7
@@ -660,7 +668,7 @@ end:
 	RET
 
 // func meanAnyAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·meanAnyAVX2(SB), NOSPLIT, $0-104
 	MOVQ offset+72(FP), AX
 	MOVQ bits+80(FP), CX
@@ -740,24 +748,28 @@ ordinary:
 
 term:
 	MOVQ         (R9)(R11*8), R12
+	PREFETCHT0   4096(R12)(AX*1)
 	VMULPS       (R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y1, Y1
 	VMULPS       32(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y2, Y2
+	PREFETCHT0   4160(R12)(AX*1)
 	VMULPS       64(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y3, Y3
 	VMULPS       96(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y4, Y4
+	PREFETCHT0   4224(R12)(AX*1)
 	VMULPS       128(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y5, Y5
 	VMULPS       160(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y6, Y6
+	PREFETCHT0   4288(R12)(AX*1)
 	VMULPS       192(R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
 	VPADDD       Y9, Y7, Y7

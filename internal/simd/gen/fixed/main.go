@@ -29,6 +29,9 @@ func main() {
 const (
 	block   = 64
 	vectors = 8 // registers of a block
+	// aheadBytes is how far behind the block that is summed terms are fetched: nothing reads on while blocks whose
+	// exponents are known are summed, and no processor reads ahead beyond a page.
+	aheadBytes = 4096
 )
 
 // sign is the bit by which an exponent as it is stored, an I8, differs from the field of a float.
@@ -264,6 +267,11 @@ func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
 		sums[j] = Zero()
 	}
 	loop("term", "terms", offset, func(j int, x Mem) {
+		if j%2 == 0 { // a line of cache
+			later := x
+			later.Disp += aheadBytes
+			PREFETCHT0(later)
+		}
 		v := YMM()
 		VMULPS(x, scale, v)
 		VCVTPS2DQ(v, v)
