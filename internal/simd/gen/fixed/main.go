@@ -268,9 +268,9 @@ func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
 	}
 	loop("term", "terms", offset, func(j int, x Mem) {
 		if j%2 == 0 { // a line of cache
-			later := x
-			later.Disp += aheadBytes
-			PREFETCHT0(later)
+			fetched := x
+			fetched.Disp += aheadBytes
+			PREFETCHT0(fetched)
 		}
 		v := YMM()
 		VMULPS(x, scale, v)
