@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/cmd/tutti/lab/figure"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -149,7 +150,11 @@ func (r *peerReport) finish(verified bool) error {
 	r.print(first, verified)
 	title := fmt.Sprintf("Allreduce of %s on %d × %s", first.DType, first.Ranks, first.Device)
 	err := r.dir.Draw(r.text, peerPicture, func(path string) error {
-		return figure.TimesAgainstSizes(r.curves(), title, path)
+		p, err := figure.TimesAgainstSizes(r.curves(), title)
+		if err != nil {
+			return err
+		}
+		return picture.Save(p, path)
 	})
 	return errors.Join(err, console.WrongElements(r.wrong))
 }

@@ -1,225 +1,78 @@
-// Package drawing draws the pictures of the documents from the data in lab/results: SVG of 600 by 360 pixels, in one
-// set of fonts and colours, with what matters written beside the line that shows it.
+// Package drawing draws the pictures of the documents from the data in lab/results, in the style of package picture,
+// with what matters written beside the line that shows it.
 package drawing
 
 import (
-	"fmt"
-	"html"
-	"math"
-	"strings"
+	"image/color"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// Colours that readers with any sight tell apart, and the ones of text in them.
-const (
-	black  = "#000000"
-	indigo = "#332288"
-	teal   = "#44AA99"
-	rose   = "#CC6677"
-	sky    = "#88CCEE"
-
-	darkTeal = "#1F7A6C"
-	darkRose = "#A63D52"
+// Colours of lines, and dark ones for the texts beside teal and rose lines, which are too light for letters.
+var (
+	black    = picture.Colors[0]
+	indigo   = picture.Colors[1]
+	sky      = picture.Colors[2]
+	teal     = picture.Colors[3]
+	rose     = picture.Colors[7]
+	darkTeal = color.RGBA{R: 0x1F, G: 0x7A, B: 0x6C, A: 255}
+	darkRose = color.RGBA{R: 0xA6, G: 0x3D, B: 0x52, A: 255}
 )
 
-// The corners of the area that curves are drawn in, in pixels.
-const (
-	left   = 60.0
-	right  = 585.0
-	top    = 50.0
-	bottom = 305.0
-)
-
-// Axis is one of a chart, from Min to Max.
-type Axis struct {
-	Label string
-	Min   float64
-	Max   float64
-	Ticks []Tick
-	Log   bool
+// note is a text beside a point.
+type note struct {
+	point plotter.XY      // of the data
+	shift vg.Point        // from the point to the text
+	align draw.XAlignment // 0 means that the text starts at the point
+	color color.Color     // of the letters
+	text  string          // may have several lines
 }
 
-// Tick is a labelled place of an axis.
-type Tick struct {
-	Value float64
-	Label string
-}
-
-// share returns how far along the axis a value is, from 0 to 1. What lies beyond an end is drawn there.
-func (a Axis) share(value float64) float64 {
-	value = math.Min(math.Max(value, a.Min), a.Max)
-	if a.Log {
-		return math.Log(value/a.Min) / math.Log(a.Max/a.Min)
-	}
-	return (value - a.Min) / (a.Max - a.Min)
-}
-
-// Point is a place in a chart, in the units of its axes.
-type Point struct {
-	X, Y float64
-}
-
-// Curve is a line of a chart.
-type Curve struct {
-	Name   string // in the legend; "" means it has no line there
-	Points []Point
-	Color  string
-	Dashes string // "" means none
-	Steps  bool   // it stays at a point's height until the next point
-}
-
-// Note is a text in a chart, in pixels.
-type Note struct {
-	X, Y   float64
-	Text   string
-	Color  string
-	Anchor string // "" means start
-}
-
-// Chart is a picture of curves.
-type Chart struct {
-	Title   string
-	Summary string // for those who do not see it
-	X, Y    Axis
-	Bands   []Band
-	Curves  []Curve
-	Marks   []Mark
-	Notes   []Note
-}
-
-// Band is a part of the X axis with another background.
-type Band struct {
-	From, To float64
-	Color    string
-}
-
-// Mark is a dot on a curve.
-type Mark struct {
-	Point
-	Color string
-}
-
-// SVG returns the picture.
-func (c *Chart) SVG() string {
-	s := newSketch(c.Title, c.Summary)
-	for _, band := range c.Bands {
-		from := c.place(Point{X: band.From}).X
-		to := c.place(Point{X: band.To}).X
-		s.printf(`<rect x="%.1f" y="%g" width="%.1f" height="%g" fill="%s"/>`, from, top, to-from, bottom-top, band.Color)
-	}
-	for _, tick := range c.X.Ticks {
-		x := c.place(Point{X: tick.Value}).X
-		s.line("M%.1f,%gV%g", x, top, bottom)
-		s.text(Note{X: x, Y: bottom + 17, Text: tick.Label, Anchor: "middle"}, 12)
-	}
-	for _, tick := range c.Y.Ticks {
-		y := c.place(Point{Y: tick.Value}).Y
-		s.line("M%g,%.1fH%g", left, y, right)
-		s.text(Note{X: left - 7, Y: y + 4, Text: tick.Label, Anchor: "end"}, 12)
-	}
-	s.printf(`<path d="M%g,%gV%gH%g" fill="none" stroke="#000000" stroke-width="0.75"/>`, left, top, bottom, right)
-	for _, curve := range c.Curves {
-		s.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="2"%s/>`,
-			c.path(curve), curve.Color, dashes(curve.Dashes))
-	}
-	c.legend(s)
-	for _, mark := range c.Marks {
-		p := c.place(mark.Point)
-		s.printf(`<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>`, p.X, p.Y, mark.Color)
-	}
-	for _, note := range c.Notes {
-		s.text(note, 13)
-	}
-	s.text(Note{X: (left + right) / 2, Y: 344, Text: c.X.Label, Anchor: "middle"}, 13)
-	s.printf(`<text transform="translate(18,178) rotate(-90)" font-size="13" text-anchor="middle">%s</text>`,
-		html.EscapeString(c.Y.Label))
-	return s.end()
-}
-
-// legend names curves in the upper left corner.
-func (c *Chart) legend(s *sketch) {
-	y := top + 16
-	for _, curve := range c.Curves {
-		if curve.Name == "" {
-			continue
+// addNotes writes them into a picture.
+func addNotes(p *plot.Plot, notes ...note) error {
+	for _, n := range notes {
+		labels, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{n.point}, Labels: []string{n.text}})
+		if err != nil {
+			return err
 		}
-		s.printf(`<path d="M%g,%gh30" stroke="%s" stroke-width="2"%s/>`, left+16, y, curve.Color, dashes(curve.Dashes))
-		s.text(Note{X: left + 54, Y: y + 4, Text: curve.Name}, 13)
-		y += 19
+		labels.Offset = n.shift
+		style := &labels.TextStyle[0]
+		style.Font = p.X.Tick.Label.Font
+		style.Color = n.color
+		style.XAlign = n.align
+		style.YAlign = draw.YCenter
+		p.Add(labels)
 	}
+	return nil
 }
 
-// place returns where a point is, in pixels.
-func (c *Chart) place(p Point) Point {
-	return Point{
-		X: left + (right-left)*c.X.share(p.X),
-		Y: bottom - (bottom-top)*c.Y.share(p.Y),
+// addDot marks a point.
+func addDot(p *plot.Plot, point plotter.XY, fill color.Color) error {
+	dot, err := plotter.NewScatter(plotter.XYs{point})
+	if err != nil {
+		return err
 	}
+	dot.GlyphStyle = draw.GlyphStyle{Color: fill, Radius: vg.Points(2.75), Shape: draw.CircleGlyph{}}
+	p.Add(dot)
+	return nil
 }
 
-// path returns the d of a curve.
-func (c *Chart) path(curve Curve) string {
-	var d strings.Builder
-	var last Point
-	for i, point := range curve.Points {
-		p := c.place(point)
-		switch {
-		case i == 0:
-			fmt.Fprintf(&d, "M%.1f,%.1f", p.X, p.Y)
-		case curve.Steps:
-			fmt.Fprintf(&d, "L%.1f,%.1fL%.1f,%.1f", p.X, last.Y, p.X, p.Y)
-		default:
-			fmt.Fprintf(&d, "L%.1f,%.1f", p.X, p.Y)
-		}
-		last = p
-	}
-	return d.String()
+// setRange shows a part of an axis.
+func setRange(axis *plot.Axis, low, high float64, ticks plot.TickerFunc) {
+	axis.Min = low
+	axis.Max = high
+	axis.Tick.Marker = ticks
 }
 
-func dashes(pattern string) string {
-	if pattern == "" {
-		return ""
-	}
-	return fmt.Sprintf(` stroke-dasharray="%s"`, pattern)
-}
-
-// sketch is a picture that is being written.
-type sketch struct {
-	out strings.Builder
-}
-
-func newSketch(title, summary string) *sketch {
-	s := &sketch{}
-	s.printf(`<svg xmlns="http://www.w3.org/2000/svg" width="600" height="360" viewBox="0 0 600 360" ` +
-		`font-family="Liberation Sans,Arimo,Arial,Helvetica,sans-serif" role="img" aria-labelledby="title">`)
-	s.printf(`<title id="title">%s</title>`, html.EscapeString(summary))
-	s.printf(`<rect width="600" height="360" fill="#FFFFFF"/>`)
-	s.text(Note{X: 320, Y: 22, Text: title, Anchor: "middle"}, 14)
-	return s
-}
-
-// printf writes a line.
-func (s *sketch) printf(format string, args ...any) {
-	fmt.Fprintf(&s.out, format+"\n", args...)
-}
-
-// line writes one of the grid.
-func (s *sketch) line(format string, args ...any) {
-	s.printf(`<path d="%s" stroke="#D7D7D7" stroke-width="0.5"/>`, fmt.Sprintf(format, args...))
-}
-
-// text writes a note in letters of a height.
-func (s *sketch) text(n Note, size int) {
-	style := ""
-	if n.Anchor != "" {
-		style += fmt.Sprintf(` text-anchor="%s"`, n.Anchor)
-	}
-	if n.Color != "" && n.Color != black {
-		style += fmt.Sprintf(` fill="%s"`, n.Color)
-	}
-	s.printf(`<text x="%.1f" y="%.1f" font-size="%d"%s>%s</text>`, n.X, n.Y, size, style, html.EscapeString(n.Text))
-}
-
-func (s *sketch) end() string {
-	s.printf(`</svg>`)
-	return s.out.String()
+// lineStyle returns the style of a curve, whose line is whole without dashes.
+func lineStyle(stroke color.Color, dashes ...vg.Length) draw.LineStyle {
+	style := picture.LineStyle(0)
+	style.Color = stroke
+	style.Dashes = dashes
+	return style
 }

@@ -5,40 +5,74 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"image/color"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+	"github.com/tutti-go/tutti/cmd/tutti/lab/figure"
 )
 
-// picture is one of the documents.
-type picture struct {
-	file string
+// entry is a picture of the documents.
+type entry struct {
+	file string // in docs
 	data string // in lab/results
-	draw func(data string) (string, error)
+	draw func(path string) (*drawn, error)
+}
+
+// drawn is a picture, and a summary for those who do not see it.
+type drawn struct {
+	plot    *plot.Plot
+	summary string
+}
+
+var entries = []entry{
+	{"slow-links-seconds.svg", "slow-links/digits.jsonl", accuracyBySeconds},
+	{"slow-links-bytes.svg", "slow-links/text.jsonl", lossByBytes},
+	{"elastic-pulled.svg", "elastic/pulled.jsonl", lossBySeconds},
+	{"overlap.svg", "gpu/overlap.csv", overlap},
+	{"p2p.svg", "gpu/peer-memory.csv", peerMemory},
 }
 
 // Pictures draws those whose data the tree has, in the folder docs of root.
 func Pictures(root string) error {
-	for _, p := range pictures {
-		svg, err := p.draw(filepath.Join(root, "lab", "results", p.data))
+	for _, e := range entries {
+		svg, err := e.svg(filepath.Join(root, "lab", "results"))
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.file, err)
+			return err
 		}
-		if err := os.WriteFile(filepath.Join(root, "docs", p.file), []byte(svg), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(root, "docs", e.file), svg, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-var pictures = []picture{
-	{"slow-links-seconds.svg", "slow-links/digits.jsonl", accuracyBySeconds},
-	{"slow-links-bytes.svg", "slow-links/text.jsonl", lossByBytes},
-	{"elastic-pulled.svg", "elastic/pulled.jsonl", lossBySeconds},
-	{"overlap.svg", "gpu/overlap.csv", overlap},
-	{"p2p.svg", "gpu/peer-memory.csv", peerMemory},
+// svg draws the picture of the data in a folder.
+func (e entry) svg(results string) ([]byte, error) {
+	d, err := e.draw(filepath.Join(results, e.data))
+	if err != nil {
+		return nil, fmt.Errorf("%s from %s: %w", e.file, e.data, err)
+	}
+	for _, style := range []*text.Style{
+		&d.plot.Legend.TextStyle,
+		&d.plot.X.Label.TextStyle,
+		&d.plot.Y.Label.TextStyle,
+	} {
+		style.Font.Size = d.plot.X.Tick.Label.Font.Size
+	}
+	return picture.SVG(d.plot, d.summary)
 }
 
 // training is a line that tutti train --json prints.
@@ -73,94 +107,109 @@ func trainings(path string, count int) ([]training, error) {
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, err
 		}
 		all = append(all, t)
 	}
 	if len(all) != count {
-		return nil, fmt.Errorf("%s has %d trainings, want %d", path, len(all), count)
+		return nil, fmt.Errorf("%d trainings, want %d", len(all), count)
 	}
 	return all, nil
 }
 
 // accuracyBySeconds draws the best accuracy so far of dense, auto and an outer loop.
-func accuracyBySeconds(data string) (string, error) {
+func accuracyBySeconds(data string) (*drawn, error) {
 	all, err := trainings(data, 3)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	dense, auto, outer := all[0], all[1], all[2]
-	c := &Chart{
-		Title: "Test accuracy against time: 4 hosts at 100 Mbit/s",
-		Summary: fmt.Sprintf("Test accuracy against time: an outer loop reaches %g %% after %.2f s, auto after %.1f s,"+
-			" dense gradients after %.1f s", dense.Target, outer.TargetSeconds, auto.TargetSeconds, dense.TargetSeconds),
-		X: Axis{Label: "time since the start (s)", Max: 32, Ticks: numbers(0, 5, 10, 15, 20, 25, 30)},
-		Y: Axis{Label: "best test accuracy so far (%)", Min: 80, Max: 100, Ticks: numbers(80, 85, 90, 95, 100)},
-	}
-	styles := []Curve{{Color: black}, {Color: indigo, Dashes: "7,5"}, {Color: teal}}
+	dense := all[0]
+	auto := all[1]
+	outer := all[2]
+	p := picture.NewChart("Test accuracy against time: 4 hosts at 100 Mbit/s",
+		"time since the start (s)", "best test accuracy so far (%)", picture.Right)
+	var curves []picture.Curve
+	styles := []draw.LineStyle{lineStyle(black), lineStyle(indigo, 7, 5), lineStyle(teal)}
 	for i, t := range all {
-		curve := styles[i]
-		curve.Steps = true
-		curve.Points = best(t.Tests)
-		c.Curves = append(c.Curves, curve)
-		c.Marks = append(c.Marks, Mark{Point{t.TargetSeconds, t.Target}, curve.Color})
+		curves = append(curves, picture.Curve{Points: best(t.Tests), Style: styles[i], Steps: plotter.PostStep})
 	}
-	c.Curves = append(c.Curves, Curve{
-		Points: []Point{{c.X.Min, dense.Target}, {c.X.Max, dense.Target}},
-		Color:  "#6E6E6E",
-		Dashes: "2,3",
-	})
-	c.Notes = []Note{
-		{X: 118, Y: 68, Color: indigo, Text: fmt.Sprintf("auto: %g %% after %.1f s", auto.Target, auto.TargetSeconds)},
-		{X: 100, Y: 276.9, Color: darkTeal, Text: fmt.Sprintf(
+	if err := picture.AddCurves(p, curves); err != nil {
+		return nil, err
+	}
+	p.Add(picture.Goal(dense.Target))
+	for i, t := range all {
+		if err := addDot(p, plotter.XY{X: t.TargetSeconds, Y: t.Target}, styles[i].Color); err != nil {
+			return nil, err
+		}
+	}
+	err = addNotes(p,
+		note{point: plotter.XY{X: 3.5, Y: 98.8}, color: indigo,
+			text: fmt.Sprintf("auto: %g %% after %.1f s", auto.Target, auto.TargetSeconds)},
+		note{point: plotter.XY{X: 2.5, Y: 82.5}, color: darkTeal, text: fmt.Sprintf(
 			"outer loop, every 11 steps: %g %% after %.2f s (at the left edge)", outer.Target, outer.TargetSeconds)},
-		{X: c.place(Point{X: dense.TargetSeconds}).X, Y: 130.3,
-			Text: fmt.Sprintf("dense: %g %% after %.1f s", dense.Target, dense.TargetSeconds)},
-	}
-	return c.SVG(), nil
+		note{point: plotter.XY{X: dense.TargetSeconds, Y: dense.Target}, shift: vg.Point{Y: -18}, color: black,
+			text: fmt.Sprintf("dense: %g %% after %.1f s", dense.Target, dense.TargetSeconds)})
+	setRange(&p.X, 0, 32, picture.RoundTicks)
+	setRange(&p.Y, accuracyFloor, 100, picture.RoundTicks)
+	summary := fmt.Sprintf("Test accuracy against time: an outer loop reaches %g %% after %.2f s, auto after %.1f s,"+
+		" dense gradients after %.1f s", dense.Target, outer.TargetSeconds, auto.TargetSeconds, dense.TargetSeconds)
+	return &drawn{p, summary}, err
 }
 
-// best returns the highest accuracies up to each test.
-func best(tests []test) (points []Point) {
-	highest := 0.0
+// accuracyFloor is where the axis of accuracies begins.
+const accuracyFloor = 80
+
+// best returns the highest accuracies up to each test. Lower ones than the floor are drawn there.
+func best(tests []test) (points plotter.XYs) {
+	highest := float64(accuracyFloor)
 	for _, t := range tests {
 		highest = max(highest, t.Accuracy)
-		points = append(points, Point{t.Seconds, highest})
+		points = append(points, plotter.XY{X: t.Seconds, Y: highest})
 	}
 	return points
 }
 
 // lossByBytes draws the loss of dense, oktopk, chunked and an outer loop.
-func lossByBytes(data string) (string, error) {
+func lossByBytes(data string) (*drawn, error) {
 	all, err := trainings(data, 4)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	c := &Chart{
-		Title:   "Loss of a text against bytes sent: 1,180,416 parameters, 4 ranks",
-		Summary: "Loss of a text against bytes sent: all end near the same loss; dense sends 51 to 513 times as much",
-		X: Axis{Label: "sent by each rank", Min: 3e6, Max: 1e10, Log: true,
-			Ticks: []Tick{{1e7, "10 MB"}, {1e8, "100 MB"}, {1e9, "1 GB"}}},
-		Y: Axis{Label: "loss on unseen text (nats a byte)", Min: 1.5, Max: 2.5, Ticks: numbers(1.5, 1.75, 2, 2.25, 2.5)},
+	p := picture.NewChart("Loss of a text against bytes sent: 1,180,416 parameters, 4 ranks",
+		"sent by each rank", "loss on unseen text (nats a byte)", picture.Left)
+	curves := []picture.Curve{
+		{Style: lineStyle(black)},
+		{Style: lineStyle(indigo, 7, 5)},
+		{Style: lineStyle(rose)},
+		{Style: lineStyle(teal, 2, 3)},
 	}
-	names := []string{"dense", "oktopk", "chunked", "outer loop"}
-	styles := []Curve{{Color: black}, {Color: indigo, Dashes: "7,5"}, {Color: rose}, {Color: teal, Dashes: "2,3"}}
-	texts := []string{black, indigo, darkRose, darkTeal}
-	anchors := []string{"middle", "end", "start", "middle"} // two ends are close together
+	notes := []note{
+		{text: "dense", color: black, align: draw.XCenter},
+		{text: "oktopk", color: indigo, align: draw.XRight}, // two ends are close together
+		{text: "chunked", color: darkRose, align: draw.XLeft},
+		{text: "outer loop", color: darkTeal, align: draw.XCenter},
+	}
 	for i, t := range all {
-		curve := styles[i]
+		var bytes float64
 		for _, test := range t.Tests {
-			curve.Points = append(curve.Points, Point{test.SentBytes, test.Loss})
+			bytes = test.SentBytes
+			notes[i].point = plotter.XY{X: math.Log10(bytes), Y: test.Loss}
+			curves[i].Points = append(curves[i].Points, notes[i].point)
 		}
-		c.Curves = append(c.Curves, curve)
-		end := curve.Points[len(curve.Points)-1]
-		c.Marks = append(c.Marks, Mark{end, curve.Color})
-		place := c.place(end)
-		c.Notes = append(c.Notes,
-			Note{X: place.X, Y: place.Y + 18, Color: texts[i], Anchor: anchors[i], Text: names[i]},
-			Note{X: place.X, Y: place.Y + 33, Color: texts[i], Anchor: anchors[i], Text: megabytes(end.X)})
+		notes[i].text += "\n" + megabytes(bytes)
+		notes[i].shift.Y = -18
+		if err := addDot(p, notes[i].point, curves[i].Style.Color); err != nil {
+			return nil, err
+		}
 	}
-	return c.SVG(), nil
+	if err := picture.AddCurves(p, curves); err != nil {
+		return nil, err
+	}
+	err = addNotes(p, notes...)
+	setRange(&p.X, math.Log10(3e6), 10, picture.Decades(picture.FormatBytes))
+	setRange(&p.Y, 1.4, 2.5, picture.RoundTicks)
+	const summary = "Loss of a text against bytes sent: all end near the same loss; dense sends 51 to 513 times as much"
+	return &drawn{p, summary}, err
 }
 
 // stepOfReturn is the first step with all four machines, from the log of the training of lossBySeconds.
@@ -168,48 +217,57 @@ const stepOfReturn = 347
 
 // lossBySeconds draws the loss of machines of which one loses its network: the longest time between two tests is the
 // pause.
-func lossBySeconds(data string) (string, error) {
+func lossBySeconds(data string) (*drawn, error) {
 	all, err := trainings(data, 1)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	tests := all[0].Tests
 	if len(tests) < 2 {
-		return "", fmt.Errorf("%s has %d tests", data, len(tests))
+		return nil, fmt.Errorf("%d tests, want two or more", len(tests))
 	}
-	var pause Band
-	var back Point
-	curve := Curve{Color: black}
+	curve := picture.Curve{Style: lineStyle(black)}
+	var pauseStart, pauseEnd float64
+	var back plotter.XY
 	for i, t := range tests {
-		curve.Points = append(curve.Points, Point{t.Seconds, t.Loss})
-		if i > 0 && t.Seconds-tests[i-1].Seconds > pause.To-pause.From {
-			pause = Band{From: tests[i-1].Seconds, To: t.Seconds, Color: "#FAEBD2"}
+		curve.Points = append(curve.Points, plotter.XY{X: t.Seconds, Y: math.Log10(t.Loss)})
+		if i > 0 && t.Seconds-tests[i-1].Seconds > pauseEnd-pauseStart {
+			pauseStart = tests[i-1].Seconds
+			pauseEnd = t.Seconds
 		}
 		if t.Step >= stepOfReturn && back.X == 0 {
 			back = curve.Points[i]
 		}
 	}
-	last := tests[len(tests)-1]
-	c := &Chart{
-		Title:   "Four machines train, and one loses its network",
-		Summary: fmt.Sprintf("Loss against time: training pauses for %.1f s, then goes on", pause.To-pause.From),
-		X:       Axis{Label: "time since the start (s)", Max: 25, Ticks: numbers(0, 5, 10, 15, 20, 25)},
-		Y:       Axis{Label: "test loss", Min: 0.25, Max: 2.5, Log: true, Ticks: numbers(0.25, 0.5, 1, 2)},
-		Bands:   []Band{pause},
-		Curves:  []Curve{curve},
-		Marks:   []Mark{{back, black}},
+	low := math.Log10(0.25)
+	high := math.Log10(2.5)
+	pause, err := plotter.NewPolygon(plotter.XYs{
+		{X: pauseStart, Y: low}, {X: pauseEnd, Y: low}, {X: pauseEnd, Y: high}, {X: pauseStart, Y: high},
+	})
+	if err != nil {
+		return nil, err
 	}
-	place := c.place(back)
-	resumed := c.place(Point{X: pause.To}).X
-	c.Notes = []Note{
-		{X: resumed + 6, Y: 70, Color: darkRose,
-			Text: fmt.Sprintf("a cable is pulled: %.1f s without a step,", pause.To-pause.From)},
-		{X: resumed + 6, Y: 87, Color: darkRose, Text: "then three machines go on"},
-		{X: place.X + 8, Y: place.Y - 8, Text: "the fourth is back"},
-		{X: right - 4, Y: c.place(Point{Y: last.Loss}).Y - 12, Anchor: "end",
-			Text: fmt.Sprintf("test accuracy %.1f %%", last.Accuracy)},
+	pause.Color = color.NRGBA{R: 0xF0, G: 0xC0, B: 0x60, A: 0x50}
+	pause.LineStyle.Width = 0
+	p := picture.NewChart("Four machines train, and one loses its network",
+		"time since the start (s)", "test loss", picture.Left)
+	p.Add(pause)
+	if err := picture.AddCurves(p, []picture.Curve{curve}); err != nil {
+		return nil, err
 	}
-	return c.SVG(), nil
+	if err := addDot(p, back, black); err != nil {
+		return nil, err
+	}
+	last := len(tests) - 1
+	err = addNotes(p,
+		note{point: plotter.XY{X: pauseEnd, Y: high}, shift: vg.Point{X: 6, Y: -18}, color: darkRose,
+			text: fmt.Sprintf("a cable is pulled: %.1f s without a step,\nthen three machines go on", pauseEnd-pauseStart)},
+		note{point: back, shift: vg.Point{X: 6, Y: 9}, color: black, text: "the fourth is back"},
+		note{point: curve.Points[last], shift: vg.Point{Y: 11}, align: draw.XRight, color: black,
+			text: fmt.Sprintf("test accuracy %.1f %%", tests[last].Accuracy)})
+	setRange(&p.X, 0, 25, picture.RoundTicks)
+	setRange(&p.Y, low, high, picture.Decades(picture.FormatNumber))
+	return &drawn{p, fmt.Sprintf("Loss against time: training pauses for %.1f s, then goes on", pauseEnd-pauseStart)}, err
 }
 
 func megabytes(bytes float64) string {
@@ -219,95 +277,100 @@ func megabytes(bytes float64) string {
 	return fmt.Sprintf("%.1f MB", bytes/1e6)
 }
 
-// numbers returns ticks that are labelled with their values.
-func numbers(values ...float64) (ticks []Tick) {
-	for _, v := range values {
-		ticks = append(ticks, Tick{v, strconv.FormatFloat(v, 'g', -1, 64)})
-	}
-	return ticks
-}
-
 // overlap draws the times of a step as bars: compute, and the part of communication that it does not hide.
-func overlap(data string) (string, error) {
+func overlap(data string) (*drawn, error) {
 	ms, err := column(data)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	compute := ms["compute alone (726 TFLOP/s)"]
 	serial := ms["one after the other"]
 	hidden := ms["overlapped"]
 	if compute == 0 || serial == 0 || hidden == 0 {
-		return "", fmt.Errorf("%s lacks a time", data)
+		return nil, errors.New("a time is missing")
 	}
-	s := newSketch("A training step on four H200s, in ms",
-		fmt.Sprintf("A training step takes %.2f ms one after the other and %.2f ms overlapped; compute alone takes %.2f ms",
-			serial, hidden, compute))
-	const pixels = 12.0 // of a millisecond
-	const start = 30.0
-	bar := func(y float64, from, to float64, color string) {
-		s.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="34" fill="%s"/>`,
-			start+from*pixels, y, (to-from)*pixels, color)
+	p := picture.NewPlot("A training step on four H200s, in ms")
+	p.HideAxes()
+	// Bars are from below.
+	first, err := addBars(p, "compute", plotter.Values{compute, compute, compute}, sky)
+	if err != nil {
+		return nil, err
 	}
-	for i, row := range []struct {
-		name  string
-		total float64
-	}{
-		{"compute alone", compute},
-		{"compute, then one allreduce of all gradients", serial},
-		{"overlapped: each bucket as soon as its gradients are ready", hidden},
+	second, err := addBars(p, "communication that compute does not hide",
+		plotter.Values{hidden - compute, serial - compute, 0}, rose)
+	if err != nil {
+		return nil, err
+	}
+	second.StackOn(first)
+	for i, name := range []string{
+		"overlapped: each bucket as soon as its gradients are ready",
+		"compute, then one allreduce of all gradients",
+		"compute alone",
 	} {
-		y := 78 + 88*float64(i)
-		s.text(Note{X: start, Y: y - 9, Text: row.name}, 13)
-		bar(y, 0, compute, sky)
-		bar(y, compute, row.total, rose)
-		s.text(Note{X: start + row.total*pixels + 8, Y: y + 22, Text: fmt.Sprintf("%.2f", row.total)}, 13)
+		total := second.BarHeight(i)
+		err = errors.Join(err, addNotes(p,
+			note{point: plotter.XY{Y: float64(i)}, shift: vg.Point{Y: 21}, color: black, text: name},
+			note{point: plotter.XY{X: total, Y: float64(i)}, shift: vg.Point{X: 6}, color: black,
+				text: fmt.Sprintf("%.2f", total)}))
 	}
-	s.printf(`<rect x="30" y="318" width="14" height="14" fill="%s"/>`, sky)
-	s.text(Note{X: 50, Y: 330, Text: "compute"}, 13)
-	s.printf(`<rect x="130" y="318" width="14" height="14" fill="%s"/>`, rose)
-	s.text(Note{X: 150, Y: 330, Text: "communication that compute does not hide"}, 13)
-	return s.end(), nil
+	p.Legend.Left = true
+	p.Legend.Padding = vg.Points(4)
+	p.X.Min = 0
+	p.X.Max = serial
+	p.Y.Min = -0.9 // room for the legend
+	p.Y.Max = 2.5
+	return &drawn{p, fmt.Sprintf("A training step takes %.2f ms one after the other and %.2f ms overlapped;"+
+		" compute alone takes %.2f ms", serial, hidden, compute)}, err
+}
+
+// addBars draws horizontal bars.
+func addBars(p *plot.Plot, name string, lengths plotter.Values, fill color.Color) (*plotter.BarChart, error) {
+	bars, err := plotter.NewBarChart(lengths, vg.Points(26))
+	if err != nil {
+		return nil, err
+	}
+	bars.Horizontal = true
+	bars.Color = fill
+	bars.LineStyle.Width = 0
+	p.Add(bars)
+	p.Legend.Add(name, bars)
+	return bars, nil
 }
 
 // peerMemory draws the times of sums by size.
-func peerMemory(data string) (string, error) {
+func peerMemory(data string) (*drawn, error) {
 	rows, err := table(data)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if len(rows) < 2 || len(rows[0]) != 5 {
-		return "", fmt.Errorf("%s is no table of four times by size", data)
+		return nil, errors.New("this is no table of four times by size")
 	}
-	c := &Chart{
-		Title:   "Allreduce of f32 on two H200s: peer memory and NCCL",
-		Summary: "Time of an allreduce against its size on two H200s: over peer memory and over NCCL",
-		X:       Axis{Label: "size", Min: 1 << 8, Max: 1 << 30, Log: true},
-		Y: Axis{Label: "time of a call (µs)", Min: 1, Max: 1e4, Log: true,
-			Ticks: []Tick{{1, "1"}, {10, "10"}, {100, "100"}, {1000, "1000"}, {1e4, "10000"}}},
-		Curves: []Curve{{Color: black}, {Color: black, Dashes: "7,5"}, {Color: rose}, {Color: rose, Dashes: "7,5"}},
+	curves := make([]figure.Curve, 4)
+	for i := range curves {
+		curves[i].Name = rows[0][i+1]
+		curves[i].Color = i / 2
+		curves[i].Dashed = i%2 == 1
 	}
 	for _, row := range rows[1:] {
 		bytes, err := size(row[0])
 		if err != nil {
-			return "", fmt.Errorf("%s: %w", data, err)
+			return nil, err
 		}
-		label := row[0]
-		if !strings.Contains(label, " ") {
-			label += " B"
-		}
-		c.X.Ticks = append(c.X.Ticks, Tick{bytes, label})
-		for i := range c.Curves {
+		for i := range curves {
 			micros, err := strconv.ParseFloat(row[i+1], 64)
 			if err != nil {
-				return "", fmt.Errorf("%s: %w", data, err)
+				return nil, err
 			}
-			c.Curves[i].Points = append(c.Curves[i].Points, Point{bytes, micros})
+			curves[i].Points = append(curves[i].Points, bench.Result{Bytes: int(bytes), Time: micros})
 		}
 	}
-	for i := range c.Curves {
-		c.Curves[i].Name = rows[0][i+1]
+	p, err := figure.TimesAgainstSizes(curves, "Allreduce of f32 on two H200s: peer memory and NCCL")
+	if err != nil {
+		return nil, err
 	}
-	return c.SVG(), nil
+	p.Y.Min = 0 // 1 µs
+	return &drawn{p, "Time of an allreduce against its size on two H200s: over peer memory and over NCCL"}, nil
 }
 
 // size returns the bytes of a text such as 16 KiB.
@@ -331,7 +394,7 @@ func table(path string) ([][]string, error) {
 	lines.Comment = '#'
 	rows, err := lines.ReadAll()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	return rows, nil
 }

@@ -4,7 +4,6 @@ package figure
 import (
 	"fmt"
 	"image/color"
-	"math"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -27,11 +26,8 @@ const (
 	legendShare = 0.063
 )
 
-// How time lies on the horizontal axis.
-const (
-	timeMargin = 1.03 // of the longest timeline: room at the right end
-	timeTicks  = 9    // about as many labels
-)
+// timeMargin of the longest timeline leaves room at the right end.
+const timeMargin = 1.03
 
 // Timelines draws timelines one below the other, a lane for each stream, all on
 // one axis of time, and writes the picture to path. The extension (one of
@@ -49,7 +45,7 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.X.Label.Text = "time (ms)"
 	p.X.Min = 0
 	p.X.Max = timeMargin * longest / 1e3
-	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
+	p.X.Tick.Marker = plot.TickerFunc(picture.RoundTicks)
 	p.Y.LineStyle.Width = 0
 	p.Y.Tick.Length = 0
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
@@ -104,26 +100,4 @@ func arrange(timelines []overlap.Timeline) (ticks []plot.Tick, boxes map[overlap
 		y -= laneGap
 	}
 	return ticks, boxes
-}
-
-// roundTicks puts about timeTicks labels at multiples of 1, 2 or 5 times a power
-// of ten, and small ticks at the fifths between.
-func roundTicks(low, high float64) []plot.Tick {
-	step := math.Pow(10, math.Floor(math.Log10((high-low)/timeTicks)))
-	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
-		if (high-low)/step <= timeTicks {
-			break
-		}
-		step *= factor
-	}
-	const parts = 5
-	var ticks []plot.Tick
-	for i := math.Ceil(low / step * parts); i*step/parts <= high; i++ {
-		tick := plot.Tick{Value: i * step / parts}
-		if math.Mod(i, parts) == 0 {
-			tick.Label = picture.FormatNumber(tick.Value)
-		}
-		ticks = append(ticks, tick)
-	}
-	return ticks
 }

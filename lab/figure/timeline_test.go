@@ -57,27 +57,6 @@ func TestTimelinesWritesBothFormats(t *testing.T) {
 	}
 }
 
-func TestTicksOfTimeAreRoundAndMany(t *testing.T) {
-	for _, high := range []float64{0.013, 0.4, 1, 7.3, 39.9, 41.2, 99, 123, 5000} {
-		var labels []string
-		for _, tick := range roundTicks(0, high) {
-			assert.LessOrEqual(t, tick.Value, high)
-			if tick.Label != "" {
-				labels = append(labels, tick.Label)
-			}
-		}
-		assert.GreaterOrEqual(t, len(labels), 4, "up to %g: %q", high, labels)
-		assert.LessOrEqual(t, len(labels), timeTicks+1, "up to %g: %q", high, labels)
-	}
-	var labels []string
-	for _, tick := range roundTicks(0, 41.2) {
-		if tick.Label != "" {
-			labels = append(labels, tick.Label)
-		}
-	}
-	assert.Equal(t, []string{"0", "5", "10", "15", "20", "25", "30", "35", "40"}, labels)
-}
-
 func TestTimelinesRefuses(t *testing.T) {
 	dir := t.TempDir()
 	assert.Error(t, Timelines(timelines(), "", filepath.Join(dir, "missing", "overlap.png")))

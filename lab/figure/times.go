@@ -21,10 +21,8 @@ type Curve struct {
 	Points []bench.Result
 }
 
-// TimesAgainstSizes draws curves on logarithmic axes and writes them to path, whose
-// extension (one of [picture.Formats]) says how. Curves with fewer than two points are left
-// out.
-func TimesAgainstSizes(curves []Curve, title, path string) error {
+// TimesAgainstSizes draws curves on logarithmic axes. Curves with fewer than two points are left out.
+func TimesAgainstSizes(curves []Curve, title string) (*plot.Plot, error) {
 	// Times rise from the lower left to the upper right: the upper left is free.
 	p := picture.NewChart(title, "size", "time of a call (µs)", picture.Left)
 	p.Legend.Top = true
@@ -50,9 +48,9 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 		lines = append(lines, line)
 	}
 	if err := picture.AddCurves(p, lines); err != nil {
-		return err
+		return nil, err
 	}
-	return picture.Save(p, path)
+	return p, nil
 }
 
 // curveColors are those of [picture.Colors] that differ most.

@@ -52,7 +52,7 @@ func Trace(file *trace.File, from, to float64, title, path string) error {
 	p.X.Label.Text = "time (ms)"
 	p.X.Min = 0
 	p.X.Max = to - from
-	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
+	p.X.Tick.Marker = plot.TickerFunc(picture.RoundTicks)
 	p.Y.LineStyle.Width = 0
 	p.Y.Tick.Length = 0
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)

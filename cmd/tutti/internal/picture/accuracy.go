@@ -2,11 +2,9 @@ package picture
 
 import (
 	"fmt"
-	"image/color"
 	"math"
 
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
@@ -54,10 +52,7 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 	p.Y.Min = floor
 	p.Y.Max = 100
 	if target := results[0].Target; target > 0 {
-		goal := plotter.NewFunction(func(float64) float64 { return target })
-		goal.Color = color.Gray{Y: 110}
-		goal.Dashes = []vg.Length{vg.Points(2), vg.Points(3)}
-		p.Add(goal)
+		p.Add(Goal(target))
 	}
 	return Save(p, path)
 }

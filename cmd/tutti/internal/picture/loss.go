@@ -26,7 +26,7 @@ const pointsPerCurve = 60
 // that a rank had sent by then, both on logarithmic axes, and writes it to
 // path. The extension (one of [Formats]) says how.
 func LossAgainstBytes(results []train.Result, path string) error {
-	return loss(results, path, "bytes sent", "sent per rank since the start (bytes)", formatBytes,
+	return loss(results, path, "bytes sent", "sent per rank since the start (bytes)", FormatBytes,
 		func(p train.Point) float64 { return p.SentBytes })
 }
 
@@ -153,8 +153,8 @@ func Decades(format func(v float64) string) plot.TickerFunc {
 	}
 }
 
-// formatBytes writes a number of bytes with a decimal unit.
-func formatBytes(v float64) string {
+// FormatBytes writes a number of bytes with a decimal unit.
+func FormatBytes(v float64) string {
 	units := []string{"B", "kB", "MB", "GB", "TB"}
 	i := 0
 	for v >= 999.5 && i < len(units)-1 {

@@ -108,7 +108,7 @@ func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
 
 func TestTickLabels(t *testing.T) {
 	for v, want := range map[float64]string{1: "1 B", 1000: "1 kB", 2e5: "200 kB", 1e6: "1 MB", 5e9: "5 GB"} {
-		assert.Equal(t, want, formatBytes(v))
+		assert.Equal(t, want, FormatBytes(v))
 	}
 	var labels []string
 	for _, tick := range Decades(FormatNumber).Ticks(math.Log10(0.05), math.Log10(3)) {
@@ -117,6 +117,27 @@ func TestTickLabels(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{"0.05", "0.1", "0.2", "0.5", "1", "2"}, labels)
+}
+
+func TestTicksAreRoundAndMany(t *testing.T) {
+	for _, high := range []float64{0.013, 0.4, 1, 7.3, 39.9, 41.2, 99, 123, 5000} {
+		var labels []string
+		for _, tick := range RoundTicks(0, high) {
+			assert.LessOrEqual(t, tick.Value, high)
+			if tick.Label != "" {
+				labels = append(labels, tick.Label)
+			}
+		}
+		assert.GreaterOrEqual(t, len(labels), 4, "up to %g: %q", high, labels)
+		assert.LessOrEqual(t, len(labels), roundTicks+1, "up to %g: %q", high, labels)
+	}
+	var labels []string
+	for _, tick := range RoundTicks(0, 41.2) {
+		if tick.Label != "" {
+			labels = append(labels, tick.Label)
+		}
+	}
+	assert.Equal(t, []string{"0", "5", "10", "15", "20", "25", "30", "35", "40"}, labels)
 }
 
 // Between a legend's text and its line is room for a reader's wider font.

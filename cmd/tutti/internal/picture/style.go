@@ -3,8 +3,10 @@ package picture
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"image/color"
 	"io"
+	"math"
 	"path/filepath"
 
 	"gonum.org/v1/plot"
@@ -32,13 +34,18 @@ const (
 
 	pngResolution = 150 // dots per inch
 
+	roundTicks = 9 // about as many labels
+
 	// An SVG names the font that it was laid out with. Where a reader has none, those with the same widths follow.
 	svgFont  = "font-family:Liberation Sans;"
 	svgFonts = "font-family:Liberation Sans,Arimo,Arial,Helvetica,sans-serif;"
 
+	// The end of an SVG's first tag.
+	svgHead = `xmlns:xlink="http://www.w3.org/1999/xlink">` + "\n"
+
 	// Of a picture that is shown 600 pixels wide.
 	smallWidth  = 6.25 * vg.Inch
-	smallHeight = 4 * vg.Inch
+	smallHeight = 3.75 * vg.Inch
 )
 
 // NewPlot makes an empty picture with a title, in the fonts of all.
@@ -106,7 +113,7 @@ func legendGap(p *plot.Plot, curves []Curve) vg.Length {
 
 // Curve is a line of a picture.
 type Curve struct {
-	Name   string           // as the legend shows it
+	Name   string           // as the legend shows it; "" means it does not
 	Points plotter.XYs      // two or more are drawn
 	Style  draw.LineStyle   // of the line
 	Steps  plotter.StepKind // none joins the points by straight lines
@@ -128,13 +135,45 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 		line.LineStyle = c.Style
 		line.StepStyle = c.Steps
 		p.Add(line)
-		p.Legend.Add(c.Name, sample{line, gap})
+		if c.Name != "" {
+			p.Legend.Add(c.Name, sample{line, gap})
+		}
 		drawn = true
 	}
 	if !drawn {
 		return ErrNothingToDraw
 	}
 	return nil
+}
+
+// RoundTicks puts about nine labels at multiples of 1, 2 or 5 times a power
+// of ten, and small ticks at the fifths between.
+func RoundTicks(low, high float64) []plot.Tick {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/roundTicks)))
+	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
+		if (high-low)/step <= roundTicks {
+			break
+		}
+		step *= factor
+	}
+	const parts = 5
+	var ticks []plot.Tick
+	for i := math.Ceil(low / step * parts); i*step/parts <= high; i++ {
+		tick := plot.Tick{Value: i * step / parts}
+		if math.Mod(i, parts) == 0 {
+			tick.Label = FormatNumber(tick.Value)
+		}
+		ticks = append(ticks, tick)
+	}
+	return ticks
+}
+
+// Goal is a dotted line at a height, which curves are to reach.
+func Goal(height float64) *plotter.Function {
+	line := plotter.NewFunction(func(float64) float64 { return height })
+	line.Color = color.Gray{Y: 110}
+	line.Dashes = []vg.Length{vg.Points(2), vg.Points(3)}
+	return line
 }
 
 // Save writes a picture in the format that the extension, one of Formats, names.
@@ -150,6 +189,32 @@ func save(p *plot.Plot, path string, width, height vg.Length) error {
 	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
 	}
+	image, err := render(p, canvas)
+	if err != nil {
+		return err
+	}
+	err = atomicfile.Write(path, func(w io.Writer) error {
+		_, err := w.Write(image)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("writing the picture: %w", err)
+	}
+	return err
+}
+
+// SVG returns what SaveSmall writes, with a summary for those who do not see the picture.
+func SVG(p *plot.Plot, summary string) ([]byte, error) {
+	image, err := render(p, vgsvg.New(smallWidth, smallHeight))
+	if err != nil {
+		return nil, err
+	}
+	title := svgHead + "<title>" + html.EscapeString(summary) + "</title>"
+	return bytes.Replace(image, []byte(svgHead), []byte(title), 1), nil
+}
+
+// render draws a picture and returns the bytes of its file.
+func render(p *plot.Plot, canvas vg.CanvasWriterTo) ([]byte, error) {
 	p.Draw(draw.Crop(
 		draw.New(canvas),
 		vg.Points(6),
@@ -160,14 +225,7 @@ func save(p *plot.Plot, path string, width, height vg.Length) error {
 	var image bytes.Buffer
 	_, err := canvas.WriteTo(&image)
 	if err != nil {
-		return fmt.Errorf("drawing the picture: %w", err)
+		return nil, fmt.Errorf("drawing the picture: %w", err)
 	}
-	err = atomicfile.Write(path, func(w io.Writer) error {
-		_, err := w.Write(bytes.ReplaceAll(image.Bytes(), []byte(svgFont), []byte(svgFonts)))
-		return err
-	})
-	if err != nil {
-		err = fmt.Errorf("writing the picture: %w", err)
-	}
-	return err
+	return bytes.ReplaceAll(image.Bytes(), []byte(svgFont), []byte(svgFonts)), nil
 }
