@@ -77,8 +77,8 @@ type Backend struct {
 	Unsupported func(dt dtype.DType, op comm.ReduceOp) bool
 
 	// Calls is how many calls two cases make in a row on one communicator. 0 means some more than
-	// 65,536, the number at which counters of 16 bits wrap around: a backend sets fewer only if a
-	// call takes so long that the suite would take minutes.
+	// 65,536, the number at which counters of 16 bits wrap around, or a sixteenth of them with
+	// go test -short: a backend sets fewer only if a call takes so long that the suite would take minutes.
 	Calls int
 
 	// NoTags: messages match in order alone, tags are ignored (NCCL).

@@ -98,10 +98,8 @@ func TestStaged(t *testing.T) {
 	device := apart{cpu.New()}
 	t.Cleanup(func() { assert.NoError(t, host.Close()); assert.NoError(t, device.Runtime.Close()) })
 	sizes := []int{1, 3}
-	calls := 0
 	if testing.Short() {
 		sizes = []int{3}
-		calls = 4096
 	}
 	for _, k := range []struct {
 		name          string
@@ -111,7 +109,6 @@ func TestStaged(t *testing.T) {
 			commtest.Run(t, commtest.Backend{
 				Name:  "staged",
 				Sizes: sizes,
-				Calls: calls,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 					world, err := local.New(size)
 					if err != nil {
