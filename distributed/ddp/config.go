@@ -104,7 +104,7 @@ type Config struct {
 	//
 	// A step that is rolled back keeps what was accumulated: the same calls of Ready, ReduceAll or Wait repeat it. It is
 	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or
-	// after a [Gradients.Rebind], which all ranks call, also with the same communicator.
+	// Weigh, or after a [Gradients.Rebind], which all ranks call, also with the same communicator.
 	//
 	// Weighted multiplies each contribution by its weight, as F32, before it is rounded to integers; weights are whole
 	// numbers of at most 2^24, which add up exactly. Along a Mesh, integers are summed hierarchically. Shard leaves a rank
