@@ -61,7 +61,7 @@ type status struct {
 	Name        string   // of the member
 	Incarnation string   // random, new on each start of a process and each rejoin
 	Session     string   // random, new with each session of the store: an entry of an earlier one vanishes with its lease
-	Standing    standing // where it is in its life; the zero value joins
+	Standing    standing // where it is in its life; the zero value is refused
 	Entered     string   // World of the last epoch that it tried to form; "" for a member that joins
 	Formed      string   // the World of the last epoch whose communicator it has made, "" before one
 	Step        uint64   // steps that it has committed
