@@ -15,7 +15,7 @@ import (
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
-// backend is what errors of this package say they come from.
+// name is what errors of this package say they come from.
 const name = "local"
 
 // ringSize is how many collectives a rank may be ahead of the slowest one

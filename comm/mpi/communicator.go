@@ -7,7 +7,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// backend is the name of this backend in errors.
+// name is the name of this backend in errors.
 const name = "mpi"
 
 // communicator is the handle of one rank on a group of MPI processes. Close of the world

@@ -169,7 +169,7 @@ func (m *meshed) Terms() string {
 	return fmt.Sprintf("within %v ranks, %s", sizes, m.between.Terms())
 }
 
-// Stats implements reducer: of this rank's share.
+// Skipped implements reducer: of this rank's share.
 func (m *meshed) Skipped(ctx context.Context) (bool, error) {
 	return m.between.Skipped(ctx)
 }

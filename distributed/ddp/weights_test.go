@@ -438,7 +438,7 @@ type passes struct {
 	uses    func(pass, param int) bool
 }
 
-// value is the gradient of a parameter in a pass, everywhere.
+// passValue is the gradient of a parameter in a pass, everywhere.
 func passValue(rank, step, pass, param int) float64 {
 	return float64((7*rank+3*step+5*pass+11*param)%13) - 6
 }

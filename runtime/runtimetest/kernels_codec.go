@@ -106,7 +106,7 @@ func (d *device) room(bytes int) (ptr uintptr, get func(n int) []byte) {
 	}
 }
 
-// spread are ways in which the indices of m entries may lie in n elements.
+// spreads are ways in which the indices of m entries may lie in n elements.
 var spreads = []struct {
 	name    string
 	indices func(d *device, m, n int) []int32
