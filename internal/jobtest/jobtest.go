@@ -35,8 +35,9 @@ func Build(t *testing.T, folder string) string {
 
 // Environment is the environment of this process with what Open MPI's launcher needs in a test. It refuses root and
 // more processes than processors unless told, and fails where another one makes the same directories
-// below the temporary one at once, so that each call has its own temporary directory. Processes that
-// come without that launcher make it among themselves, so that it is there already.
+// below the temporary one at once, so that each call has its own temporary directory. Processes that come without that
+// launcher make them among themselves, so that they are there already, and stay: the first process that ends would
+// remove what is empty, while others begin.
 func Environment(t testing.TB) []string {
 	t.Helper()
 	temporary, err := os.MkdirTemp("", "mpi") // short: sockets below it have at most 107 bytes
@@ -47,7 +48,7 @@ func Environment(t testing.TB) []string {
 	host, _ := os.Hostname()
 	host, _, _ = strings.Cut(host, ".")
 	shared := filepath.Join(temporary, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()))
-	if err := os.Mkdir(shared, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(shared, "stays"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
