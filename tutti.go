@@ -1,6 +1,5 @@
-// Package tutti runs the ranks of a distributed program: as processes where a launcher started them, and
-// otherwise as goroutines of one process, so that the same program is tried on a laptop, tested by go
-// test, and started on many machines.
+// Package tutti runs the ranks of a distributed program: as processes if a launcher started them, otherwise
+// as goroutines of one process. So the same program runs on a laptop, under go test and on many machines.
 //
 //	err := tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
 //		tensor, err := runtime.FromSlice(r.Runtime, []float32{1, 2, 3})
@@ -11,8 +10,8 @@
 //		return distributed.AllReduce(ctx, r.Comm, tensor, comm.Avg)
 //	})
 //
-// Package distributed and the packages below it reduce tensors, gradients and models of ranks; package comm
-// has the communicators, and package runtime the memory.
+// Package distributed and the packages below it reduce tensors, gradients and models. Package comm has the
+// communicators, and package runtime the memory.
 package tutti
 
 import (
@@ -53,7 +52,7 @@ const (
 // and the same on every machine.
 const defaultRanks = 4
 
-// Config says which ranks [Config.Run] runs. The zero value leaves all to the environment.
+// Config says which ranks [Config.Run] runs. The zero value leaves everything to the environment.
 type Config struct {
 	// Backend is [Local], [TCP], [MPI] or [NCCL]. "" is TUTTI_BACKEND, or without it what the launcher's
 	// variables say: MPI under mpirun of Open MPI and MPICH, TCP under tutti launch, torchrun and Slurm, and
@@ -62,21 +61,21 @@ type Config struct {
 	// Ranks is the number of ranks of a world within this process. 0 is TUTTI_RANKS, or without it 4
 	// goroutines, or all GPUs. A launcher decides for processes.
 	Ranks int
-	// Network is what processes reach each other over instead of the system's TCP, such as a tailnet or a relay of the
-	// program's. The backend is TCP then, or Local where no launcher started this process.
+	// Network replaces the system's TCP between processes, for example by a tailnet or the program's relay. The
+	// backend is then TCP, or Local if no launcher started this process.
 	Network store.Network
 }
 
-// Run calls body for each rank of the program that lives in this process: [Config.Run] of the zero Config.
+// Run calls body for each rank of the program in this process: [Config.Run] of the zero Config.
 func Run(ctx context.Context, body func(ctx context.Context, r Rank) error) error {
 	return Config{}.Run(ctx, body)
 }
 
-// Run calls body for each rank of the program that lives in this process, each in its own goroutine,
-// and returns when all have returned, with their errors joined. The communicator has the decorators that
-// TUTTI_CHECK and TUTTI_RECORD ask for ([instrument.Run]). Where body fails or panics on one rank, the waits
-// of the others end with [comm.ErrPeerFailed], in this process and in others: exit with a non-zero status
-// then, so that the launcher knows. ctx ends waits as well.
+// Run calls body for each rank of the program in this process, each in its own goroutine, and returns when
+// all have returned, with their errors joined. The communicator has the decorators that TUTTI_CHECK and
+// TUTTI_RECORD ask for ([instrument.Run]). If body fails or panics on one rank, the waits of the others end
+// with [comm.ErrPeerFailed], in this process and in others: exit with a non-zero status, so that the launcher
+// knows. ctx ends waits as well.
 //
 // Settings that contradict each other, such as a number of ranks for processes that a launcher counts, are
 // [comm.ErrArgument]. What is missing on this machine, such as an MPI library or a GPU, is

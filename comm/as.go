@@ -17,9 +17,9 @@ func As[T any](c Communicator) (T, bool) {
 	return zero, false
 }
 
-// FixedOrder reports whether the reductions of c follow the order contract of [Communicator]: those of a
-// communicator that has no method FixedOrder() bool do. Of nccl.Comm and of native collectives of comm/mpi it
-// is false, and of comm/p2p unless all reductions go over peer memory.
+// FixedOrder reports whether the reductions of c follow the order contract of [Communicator]. They
+// do if c has no method FixedOrder() bool. The result is false for nccl.Comm, for native collectives of
+// comm/mpi, and for comm/p2p unless all reductions go over peer memory.
 func FixedOrder(c Communicator) bool {
 	o, ok := As[interface{ FixedOrder() bool }](c)
 	return !ok || o.FixedOrder()

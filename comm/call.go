@@ -78,10 +78,9 @@ func (o Op) Reduces() bool { return o < numOps && ops[o].reduces }
 func (o Op) HasRoot() bool { return o < numOps && ops[o].hasRoot }
 
 // Call is an operation that moves data, as a value: one of the methods of a
-// [Communicator] with its arguments. What is checked, compared between ranks,
-// recorded and printed is a Call, and it stays one on its way through decorators
-// ([Call.Make]) to the backend (package comm/backend). Functions such as [SendCall]
-// make one.
+// [Communicator] with its arguments. Calls are checked, compared between ranks,
+// recorded and printed. Decorators forward a call as a value ([Call.Make]) to the backend
+// (package comm/backend). Functions such as [SendCall] make one.
 //
 // A field that the operation does not have is zero.
 type Call struct {
@@ -95,8 +94,8 @@ type Call struct {
 	// Broadcast.
 	Send, Recv uintptr
 	// The lengths and displacements of a V-collective, in elements by rank. Those
-	// of AllGatherV are the Recv ones. A call does not own them: who keeps a call
-	// beyond the method that took it copies them.
+	// of AllGatherV are the Recv ones. A call does not own them: copy them to keep a
+	// call beyond the method that took it.
 	SendCounts, SendDispls []int
 	RecvCounts, RecvDispls []int
 }

@@ -25,8 +25,8 @@
 // Send and Recv match by source, destination and tag, in submission order. A
 // send may wait for its receive, so an exchange (each of two ranks sends to
 // the other) must put both into one [Communicator.Group] to be portable. A tag is any
-// uint32. Messages may be received in another order than they were sent: what one
-// costs does not depend on how many others wait.
+// uint32. Messages may be received in another order than they were sent. The cost of one
+// does not depend on how many others wait, except in an MPI library's search.
 // A backend that cannot match tags (NCCL) matches by order alone: portable code
 // also receives from a rank in the order in which that rank sends.
 //
@@ -35,8 +35,8 @@
 // Each method that moves data stands for a [Call], and each that waits for a
 // [Wait]. A backend takes them as such values (package comm/backend), and a decorator is
 // a function of a call and one of a wait ([Methods], [Waits]), which forward the value
-// ([Call.Make], [Wait.Make]). Package comm/instrument adds those that find out why a program
-// hangs to a communicator when the environment asks for them.
+// ([Call.Make], [Wait.Make]). Package comm/instrument adds the decorators that explain a hang, if
+// the environment asks for them.
 //
 // # Errors
 //
@@ -181,20 +181,20 @@ type Communicator interface {
 	// [ErrExhausted], which all ranks get, the communicator goes on.
 	Split(ctx context.Context, color, key int) (Communicator, error)
 
-	// Err returns nil while calls are accepted, otherwise what they are refused with:
+	// Err returns nil while calls are accepted, otherwise the error that refuses them:
 	// [ErrClosed], or [ErrBroken] with the first cause.
 	Err() error
 
-	// Abort ends what is in flight because of cause ([ErrCanceled] for nil). Waits in
+	// Abort ends operations in flight, with cause as the reason ([ErrCanceled] for nil). Waits in
 	// progress and later calls fail with [ErrBroken] and the first cause, and peers
 	// that need this rank get [ErrPeerFailed] with its text. When Abort returns, buffers
 	// belong to the caller again. The communicator is still to be closed.
 	// Sub-communicators go on; [AbortAll] includes them.
 	Abort(cause error)
 
-	// Close gives back what the communicator holds. Operations in flight get a bounded
-	// time to finish; those that did not are an error, unless it is one that was
-	// returned before, and logged with log/slog. Close never panics and may be called
+	// Close releases the communicator's resources. Operations in flight get a bounded
+	// time to finish. Unfinished ones are logged with log/slog, and are an error unless that
+	// error was returned before. Close never panics and may be called
 	// twice. Peers that still need this rank get [ErrPeerFailed]. Sub-communicators
 	// stay open.
 	Close() error

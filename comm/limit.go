@@ -15,10 +15,10 @@ type limited struct {
 }
 
 // Limit returns a communicator around c whose waits (Sync, Barrier, Split) end after
-// a time, if their context does not end first; so do those of what Split makes of it.
-// That is [ErrTimeout], and aborts the communicator as any deadline does; cause is what
-// the error says beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none:
-// Limit returns c.
+// a time, if their context does not end first. Its sub-communicators have the same limit.
+// A wait that reaches it returns [ErrTimeout] and aborts the communicator, as any deadline
+// does. The error also wraps cause, or [context.DeadlineExceeded] if cause is nil. If limit
+// is 0, Limit returns c.
 func Limit(c Communicator, limit time.Duration, cause error) Communicator {
 	if limit == 0 {
 		return c

@@ -7,8 +7,8 @@ import (
 // Methods are the methods of a [Communicator] that move data, made of two
 // functions. A decorator embeds it, and beside it [Waits], and [Wrapped] for the
 // other methods. Do forwards a call with [Call.Make], which does not unpack it where the
-// next communicator embeds Methods as well. So whoever embeds Methods does not override
-// one of them: calls that come as values would miss it. They are not inlined, so that a
+// next communicator embeds Methods as well. So a type that embeds Methods must not override
+// one of them: calls made as values would bypass it. They are not inlined, so that a
 // recorder (comm/record) sees the line of the call.
 type Methods struct {
 	Do       func(c Call) error       // one call

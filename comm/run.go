@@ -44,8 +44,8 @@ const runPatience = 10 * time.Second
 
 // Run runs body for every communicator, the ranks of one world in one process,
 // on its own goroutine, closes the communicators and their sub-communicators ([CloseAll]), and returns the joined
-// errors, each behind the number of its rank: first those that are no
-// [ErrPeerFailed], which are what went wrong.
+// errors, each behind the number of its rank. Errors other than
+// [ErrPeerFailed], which are the causes, come first.
 //
 // When a body returns an error or panics (a [*PanicError]), its rank aborts
 // ([CloseAll]), so that the others' calls fail with [ErrPeerFailed] and the cause, and

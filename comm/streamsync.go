@@ -1,7 +1,7 @@
 package comm
 
 // StreamSyncOps orders a communicator's stream against other streams of the
-// device, without blocking the host: what lets communication overlap with
+// device, without blocking the host, so that communication overlaps with
 // compute. Find it with [As]. Handles are native (CUevent, CUstream on CUDA).
 //
 // The life of an event:
@@ -34,14 +34,13 @@ type StreamSyncOps interface {
 }
 
 // StreamOrder orders a communicator's stream against another stream of the
-// device as [StreamSyncOps] does, without events of the caller's: the
-// communicator keeps what it needs, and records nothing where both are the same
-// stream. Find it with [As].
+// device as [StreamSyncOps] does, but keeps the events itself. It records
+// nothing if both are the same stream. Find it with [As].
 type StreamOrder interface {
 	// CommStream is the stream that communication is submitted to.
 	CommStream() uintptr
-	// CommAfter makes communication submitted from now on wait for what stream
-	// was given so far.
+	// CommAfter makes communication submitted from now on wait for the work
+	// submitted to stream so far.
 	CommAfter(stream uintptr) error
 	// AfterComm makes work submitted to stream from now on wait for the
 	// communication submitted so far.

@@ -14,8 +14,8 @@ import (
 // ranks pass as many tensors, of the same lengths and types, in the same order. Two
 // that share memory are [comm.ErrArgument]: it would be reduced twice.
 //
-// It is for what is reduced now and then, such as the averages of batch
-// normalization; Gradients of package ddp overlaps with the backward pass.
+// Use it for occasional reductions, such as the averages of batch
+// normalization. Gradients of package ddp overlaps with the backward pass.
 func AllReduceAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, op comm.ReduceOp) error {
 	return all(ctx, "allreduce all", c, tensors, func(t transfer) comm.Call {
 		return comm.AllReduceCall(t.src, t.dst, t.count, t.dt, op)

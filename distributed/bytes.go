@@ -14,13 +14,13 @@ import (
 )
 
 // BroadcastBytes returns root's data on every rank: a configuration, a random
-// seed, an encoded checkpoint. What the others pass is not looked at. It is
+// seed, an encoded checkpoint. The other ranks' data is ignored. It is
 // ready when BroadcastBytes returns.
 //
 // Like the other functions of this file it goes through memory of rt, which c
 // reaches ([comm.ErrDevice] otherwise), and is not for hot paths: it sends a length
 // first, and the host waits twice. Memory that c may still write after an error is not
-// given back.
+// freed.
 func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte,
 	root int) ([]byte, error) {
 	const op = "broadcast bytes"
@@ -93,8 +93,8 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 	return m.parts(out, counts)
 }
 
-// ScatterBytes returns root's parts[r] on rank r: what differs from rank to rank, such as the state of one that
-// joins. What the others pass is not looked at. The lengths may differ.
+// ScatterBytes returns root's parts[r] on rank r: data that differs from rank to rank, such as the state of one that
+// joins. The other ranks' parts are ignored. The lengths may differ.
 func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, parts [][]byte,
 	root int) ([]byte, error) {
 	const op = "scatter bytes"

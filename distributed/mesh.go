@@ -32,7 +32,7 @@ type Mesh struct {
 }
 
 // NewMesh splits c, collectively: all ranks pass the same dimensions, whose
-// sizes multiply to the world size. One size may be -1: what is left. The
+// sizes multiply to the world size. One size may be -1: the ranks that are left. The
 // mesh does not own c.
 func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, error) {
 	const op = "mesh"
@@ -63,9 +63,9 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 	return m, nil
 }
 
-// JoinMesh makes a mesh of one communicator a dimension, say of NCCL within hosts and of MPI between them, slowest
-// dimension first: of each, the ranks that differ from this one only in that dimension, in the order of their
-// coordinate. There are as many names. It does not communicate. The mesh owns the communicators.
+// JoinMesh makes a mesh from one communicator for each dimension, slowest dimension first, for example NCCL within
+// hosts and MPI between them. Each joins the ranks that differ from this one only in that dimension, in the order of
+// their coordinate, and has one of the names. JoinMesh does not communicate. The mesh owns the communicators.
 func JoinMesh(names []string, comms []comm.Communicator) (*Mesh, error) {
 	const op = "mesh"
 	if len(names) != len(comms) {

@@ -13,12 +13,12 @@ import (
 )
 
 // AverageMetrics returns the averages of metrics over the ranks (loss, accuracy),
-// the same bits on every rank. A rank counts with its weight: how many samples its
-// metrics are of, so that the average is that over all samples also where some
+// the same bits on every rank. A rank counts with its weight, the number of samples
+// behind its metrics, so that the result averages over all samples even if some
 // ranks have fewer. A rank of weight 0 takes part and does not count, whatever its
 // metrics are; if all weights are 0, the averages are NaN.
 //
-// All ranks pass as many metrics, in the same order. It is computed in F64 and
+// All ranks pass the same number of metrics, in the same order. It is computed in F64 and
 // ready when AverageMetrics returns, for which the host waits; see [BroadcastBytes]
 // for rt. A weight that is negative or not finite is [comm.ErrArgument].
 func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator, weight float64,

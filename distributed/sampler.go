@@ -11,11 +11,11 @@ import (
 
 // SamplerConfig says how a [Sampler] shares samples. All ranks use the same.
 //
-// Where the samples cannot be shared equally, the ranks that are short get one from the beginning of the epoch's order
-// once more, as with PyTorch's DistributedSampler, unless Uneven is set: all ranks have equally many, and every
-// sample is used.
+// If the samples cannot be shared equally, ranks that lack one repeat a sample from the beginning of the epoch's order,
+// as with PyTorch's DistributedSampler. So all ranks have the same number, and every sample is used. Uneven turns this
+// off.
 type SamplerConfig struct {
-	// Seed of the order, which is another in every epoch.
+	// Seed of the order, which differs in every epoch.
 	Seed uint64
 	// InOrder does not shuffle.
 	InOrder bool
@@ -78,8 +78,8 @@ func (s *Sampler) Epoch(epoch int) []int {
 }
 
 // Batches returns the samples of [Sampler.Epoch] in batches of size samples, which
-// is at least 1. The last batch has what is left; where it counts that all batches
-// are of one size, leave it out.
+// is at least 1. The last batch may be shorter; leave it out if all batches
+// must have one size.
 //
 // The batches of all ranks together are those of one rank with size*WorldSize
 // samples a batch, so the same training on more ranks sees the same batches. Which

@@ -46,9 +46,9 @@ type Config struct {
 	// of the whole gradient, which is known when the last one is ready: so all
 	// communication is in Wait then. NonFinite is one for all buckets.
 	sparse.Config
-	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
+	// DenseUpTo: where Config is sparse, gradients of one dimension with at most this
 	// many elements, such as biases and the parameters of norms, have separate dense
-	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well. Where
+	// buckets: 65536 unless set, a negative number for none. A slice that was wrapped without its shape is one, too. Where
 	// all are vectors and DenseUpTo is not set, New returns [comm.ErrArgument]: a sparse Config would do nothing.
 	DenseUpTo int
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the

@@ -133,9 +133,9 @@ func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) {
 	g.confirm = f
 }
 
-// OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
-// the host has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits
-// for it. nil ends that; it is called between steps.
+// OnStep makes g call f at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
+// the host has. If the device decides whether a step is skipped, only [Gradients.Stats] knows, which waits
+// for it. OnStep(nil) ends the calls. Call OnStep between steps.
 func (g *Gradients) OnStep(f func(Stats)) {
 	g.onStep = f
 }

@@ -9,11 +9,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Join is what a rank calls that has no data left, while others may have, in place
-// of the steps that they make: it takes part in these with gradients of zero, until
-// all ranks have called Join, and calls update, unless it is nil, after each. All ranks
-// call it at the end of an epoch, and can begin the next one when it has returned. It
-// needs [Config].Uneven; it is Join of PyTorch's DistributedDataParallel.
+// Join takes part in the steps of other ranks when this rank has no data left: with
+// gradients of zero, until all ranks have called Join. It calls update, unless that is nil,
+// after each step. All ranks call Join at the end of an epoch, and can begin the next one
+// when it has returned. It needs [Config].Uneven; it is Join of PyTorch's DistributedDataParallel.
 //
 // gradients are the tensors in which update looks for averages, as Ready takes them: Join fills them
 // with zeros, and averages are there when it calls update, as after Wait. So all ranks make the same

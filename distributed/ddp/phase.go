@@ -113,7 +113,7 @@ func (b *bucket) shares() bool {
 }
 
 // Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
-// there are ranks; what it lacks for that is padding at its end.
+// there are ranks, with padding at its end if necessary.
 type Shard struct {
 	// Tensor has the averages after Wait, until the next Ready. It is as long on all ranks; padding is 0.
 	Tensor *runtime.Tensor

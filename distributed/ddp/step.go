@@ -589,9 +589,9 @@ func (g *Gradients) rollBack() error {
 	return fmt.Errorf("%w (the step was rolled back: gradients and residuals are as before)", cause)
 }
 
-// ReduceAll is a step at once: Ready for all gradients, of which one that is nil
-// is left out, and Wait. A wrong one, and a context that is over, is an error before
-// any of them is taken.
+// ReduceAll is a whole step: Ready for all gradients but those that are nil, and Wait. If
+// a gradient is wrong or the context has ended, it returns an error before it takes any
+// gradient.
 func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
 	if len(gradients) != len(g.step.tensors) {
