@@ -28,8 +28,8 @@ median over rounds; on GPUs, the device's time of calls in a queue. algbw
 is size over time; busbw is what a link carries, by the factors of nccl-tests,
 and so comparable between numbers of ranks. One rank has no busbw: N/A, and null
 with --json. #wrong counts elements that differ from an independent reference,
-over all ranks. What a backend does not have (a
-reduction of a type, graphs) is wrong usage, exit code 2.`,
+over all ranks. If the backend lacks what you ask for, such as graphs or a
+reduction of a type, that is wrong usage, exit code 2.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M
@@ -47,7 +47,7 @@ reduction of a type, graphs) is wrong usage, exit code 2.`,
 
 // wideFlag adds the flag for a table that does not fit 80 columns.
 func wideFlag(flags *pflag.FlagSet, wide *bool) {
-	flags.BoolVar(wide, "wide", false, "print all columns, as nccl-tests has them, which take 140 of a terminal")
+	flags.BoolVar(wide, "wide", false, "print all columns of nccl-tests, in lines of 140 characters")
 }
 
 // tally counts what was reported, for the lines under a table and the exit code.

@@ -26,16 +26,16 @@ func newBenchBuckets() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "buckets",
-		Short: "Send buckets of gradients behind a backward pass",
+		Short: "Send buckets of gradients during a backward pass",
 		Long: `buckets averages float32 gradients, one a bucket, by Gradients of package ddp:
 when the backward pass is over (after), and each as soon as it is complete
-(behind). hidden is the share of the reduction's time that is not seen then:
+(behind). hidden is the share of the reduction's time that overlap hides:
 
   (after - behind) / (after - backward)
 
-Times are those of a step on the slowest rank, medians. The backward pass is
-slept, so that ranks which share processors, as on an emulated cluster, do not
-take them from each other. A real one on GPUs is in examples/overlap.`,
+Times are medians of a step on the slowest rank. The backward pass is a pause,
+so that ranks that share processors, as on an emulated cluster, do not slow each
+other down. A real one on GPUs is in examples/overlap.`,
 		Example: `  tutti bench buckets --ranks 2
   tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
 		Args: noArguments,

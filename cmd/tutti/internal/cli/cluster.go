@@ -27,13 +27,13 @@ one of tutti's own (bench, train, info), which then has the mpi backend, or
 without MPI tcp, unless told otherwise. MPI's ranks on one host share memory;
 hosts talk over TCP.
 
-The hosts share this machine's processors: what ranks compute takes its time
-from the others. Everything but the files that the command writes is gone when
-it ends, however it ends. It needs the right to make namespaces, which root has
+The hosts share this machine's processors, so ranks that compute slow the others
+down. Everything but the files that the command writes is gone when it ends,
+however it ends. It needs the right to make namespaces, which root has
 and on many systems everybody (sudo looks for programs in other directories:
 give it the path of tutti), the programs ip, tc, unshare and nsenter, and the
-kernel's queueing discipline tbf. With --delay or --loss a forwarder of tutti's
-own carries what hosts send; it needs /dev/net/tun. The last line, on standard
+kernel's queueing discipline tbf. With --delay or --loss tutti forwards the
+hosts' packets itself; that needs /dev/net/tun. The last line, on standard
 error, says how much went over the links, and how well the forwarder kept up.
 The exit code is the job's.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M

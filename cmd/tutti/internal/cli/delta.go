@@ -24,7 +24,7 @@ const (
 func newDelta() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delta",
-		Short: "Store checkpoints as what has changed",
+		Short: "Store checkpoints as their differences",
 		Long: `delta stores a checkpoint (a file in the safetensors format, or shards and their
 model.safetensors.index.json) as its difference to an earlier one, without loss:
 apply makes the same files, byte for byte. Where 1 to 3 % of the weights have

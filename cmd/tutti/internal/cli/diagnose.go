@@ -21,16 +21,15 @@ func newDiagnose() *cobra.Command {
 	var timeline string
 	cmd := &cobra.Command{
 		Use:   "diagnose [DUMP...]",
-		Short: "Say from the ranks' flight records why a program hangs",
+		Short: "Explain from the ranks' flight records why a program hangs",
 		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of
 its ranks or the directories they are in, by default the current one, and says
 which rank has not called what the others wait for, and where ranks disagree.
 
-A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
-tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
-directory, when a wait fails, when a rank aborts, and on the signals USR1 and
-TERM. Those of an elastic job are in a directory for each epoch, of which the
-newest counts.
+Under TUTTI_RECORD=1000 (calls to remember), tutti and all programs that use
+tutti.Run or instrument.Run write them to TUTTI_RECORD_DIR, or the current
+directory: when a wait fails, when a rank aborts, and on the signals USR1 and
+TERM. An elastic job has a directory for each epoch; diagnose reads the newest.
 
 With --trace it also writes a timeline of all ranks on one clock, which
 https://ui.perfetto.dev and chrome://tracing open.`,

@@ -162,10 +162,10 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.StringVar(&cfg.SecretFile, "secret-file", "",
 		"`file` with the job's secret, of mode 0600 (default tutti/secret in the user's configuration directory)")
 	flags.DurationVar(&cfg.Grace, "grace", launch.DefaultGrace,
-		"time for ranks that are told to end, until they are killed")
-	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
-	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
-	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
+		"time that ranks have between SIGTERM and SIGKILL")
+	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often to start all ranks again when one fails")
+	flags.IntVar(&cfg.Min, "min", 0, "fewest members of an elastic job")
+	flags.IntVar(&cfg.Max, "max", 0, "most members of an elastic job, 0 for any number")
 	flags.BoolVar(&cfg.NoPrefix, "no-prefix", false, "print lines as ranks do, without the rank, for other programs")
 	console.TCPFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")

@@ -31,9 +31,9 @@ func newPlot() *cobra.Command {
 		Use:   "plot [flags] FILE.jsonl...",
 		Short: "Draw accuracy or loss against bytes, seconds or steps",
 		Long: `plot draws trainings from files of JSON lines, "-" for the standard input, into
-a picture that is read where it is 600 pixels wide: at most five lines, on
-linear axes. A line of a file is what train --json prints, or a point that a
-program has printed, of the training that "name" says, or else of the file's:
+a picture that is readable at a width of 600 pixels: at most five lines, on
+linear axes. A line of a file is what train --json prints, or a point that your
+program prints. "name" says to which training it belongs (default the file's):
 
   {"name": "mine", "step": 40, "s": 1.5, "sent_bytes": 81920,
    "accuracy": 91.2, "loss": 0.31}

@@ -115,7 +115,8 @@ func flags(root *cobra.Command) (rows []flagRow) {
 		}
 		path := strings.TrimPrefix(cmd.CommandPath(), "tutti ")
 		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name == "help" || f.Name == "version" || f.Hidden {
+			ofAll := f.Value.Type() == "bool" && (f.Name == "help" || f.Name == "version")
+			if ofAll || f.Hidden {
 				return
 			}
 			value, usage := pflag.UnquoteUsage(f)

@@ -32,10 +32,10 @@ sent are the bytes of a step that a rank sends, and dense is their share of
 those of a dense allreduce; --wide has the time of the exchange, and as algbw
 and busbw what a dense allreduce would need to take the same time. #wrong counts
 elements that got lost between result and residuals, or are not the same on all
-ranks. Without --pattern, f32 is measured beside other --values, to compare
-with. On GPUs times are those of the device, between which gradients are copied
-without being counted; select and exchange (and merge, with --json) are those of
-steps one by one. With --hosts, sent is what goes between hosts.`,
+ranks. Without --pattern, f32 is measured as well as other --values, for
+comparison. On GPUs times are the device's, without the copies of gradients
+between steps; select and exchange (and merge, with --json) are measured step by
+step. With --hosts, sent counts what goes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json

@@ -44,7 +44,7 @@ on the UCI optical digits, 1,797 real images of 8×8 pixels that are built into
 the command. Every rank computes the gradient of its part of each batch, and the
 pattern averages the gradients. A table shows test accuracy and bytes sent by
 each pattern, and when it reached the --target. Pictures of the
-loss against bytes and time, and of the accuracy against time, are written to
+loss against bytes and time, and of the accuracy against time, go to
 the --out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
 and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is
 the host's work. With --text the network predicts each byte of a file from the
@@ -55,7 +55,7 @@ number of steps, by the same patterns: far fewer bytes in far fewer rounds.
 With --hosts as well, the ranks of a host average each gradient.
 
 The same seed gives the same result in every run. Momentum and learning rate are
-applied before the exchange, so that entries that are sent late have had them.`,
+applied before the exchange, so entries that are sent late include them.`,
 		Example: `  tutti train
   tutti train --pattern dense,oktopk --ranks 8 --density 0.05
   tutti train --pattern topkA --no-error-feedback
