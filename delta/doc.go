@@ -1,6 +1,6 @@
-// Package delta hands the weights of a training to other processes, version by version, as what has changed: inference
-// engines, evaluators, members that join, files. An optimizer's step leaves most 16-bit weights as they are and
-// moves the others by one unit in the last place, so a version takes 0.8 to 1.3 bytes a changed weight.
+// Package delta hands the weights of a training to other processes, such as inference engines, evaluators and members
+// that join, and to files: of each version only what has changed. An optimizer's step leaves most 16-bit weights as
+// they are and moves the others by one unit in the last place, so a version takes 0.8 to 1.3 bytes a changed weight.
 // docs/deltas.md is the guide.
 //
 // A [Publisher] has the versions of a trainer, which come as tensors in any memory ([Of], [Host]). Over a

@@ -44,7 +44,7 @@ type Config struct {
 	Sum bool
 	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
 	// of the whole gradient, which is known when the last one is ready: so all
-	// communication is in Wait then. NonFinite is one for all buckets.
+	// communication is in Wait then. NonFinite applies to all buckets.
 	sparse.Config
 	// DenseUpTo: where Config is sparse, gradients of one dimension with at most this
 	// many elements, such as biases and the parameters of norms, have separate dense
@@ -88,23 +88,24 @@ type Config struct {
 	// or a residual is a gradient times the rank's weight, divided by the mean weight of the ranks; so is what a Reducer
 	// and a Mesh reduce, where an F16 may leave its range. It excludes Sum, and gradients other than F32, F16 and BF16.
 	Weighted bool
-	// Reproducible, if not 0, has results that are the same to the last bit however many ranks there are and whoever
-	// computes what (batch-invariant): they depend on the contributions alone, the gradients of a step's microbatches,
-	// which [Gradients.Accumulate], Ready and ReduceAll are given, one each. It is how many contributions a gradient has
-	// in a step, of all ranks, and what the averages are divided by; where there are fewer, the others count as zeros,
-	// and more are [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
+	// Reproducible, if not 0, makes results the same to the last bit for any number of ranks, whichever rank computes
+	// what (batch-invariant). They depend on the contributions alone, the gradients of a step's microbatches, of which
+	// [Gradients.Accumulate], Ready and ReduceAll take one each. It is the number of contributions to a gradient in a
+	// step, over all ranks, and the divisor of the averages. Missing contributions count as zeros; more are
+	// [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
 	//
-	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64
-	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
-	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
-	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. With NoUndo, results are
-	// written early, which saves a pass over memory; also where ranks share memory, which keep a copy of the gradients
-	// then and not the I32. A block with an element that is not finite is NaN, which NonFinite judges; a result beyond
-	// the largest number of its type is that number. ClipNorm bounds the norm of the results, whatever Clip says.
+	// Each contribution is rounded once, to integers of ReproducibleBits below the largest magnitude that a block of 64
+	// elements has in any contribution. The ranks find that first, so a rank keeps its contributions until the last
+	// one: it needs memory for all of them but one, and an I32 for each element. The integers have one sum in any
+	// order, so communicators without a fixed order ([comm.FixedOrder]) serve as well. With NoUndo, or if ranks share
+	// memory, results are written early, which saves a pass over memory; ranks that share memory then keep a copy of
+	// the gradients instead of the I32. A block with an element that is not finite is NaN, which NonFinite judges; a
+	// result beyond the largest number of its type is that number. ClipNorm bounds the norm of the results, whatever
+	// Clip says.
 	//
-	// A step that is rolled back keeps what was accumulated: the same calls of Ready, ReduceAll or Wait repeat it. It is
-	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or
-	// Weigh, or after a [Gradients.Rebind], which all ranks call, also with the same communicator.
+	// A step that is rolled back keeps its contributions: the same calls of Ready, ReduceAll or Wait repeat it. The next
+	// step leaves them out if it begins with [Gradients.Weigh] or Accumulate, of any gradient, or follows a
+	// [Gradients.Rebind], which all ranks call, also with the same communicator.
 	//
 	// Weighted multiplies each contribution by its weight, as F32, before it is rounded to integers; weights are whole
 	// numbers of at most 2^24, which add up exactly. Along a Mesh, integers are summed hierarchically. Shard leaves a rank
@@ -117,7 +118,7 @@ type Config struct {
 	// ReproducibleBits is the precision of a contribution, 8 to 30: with n bits, 2^(31-n) - 1 contributions
 	// are possible, 127 with 24 bits. 0 is as many as Reproducible allows: 27 for 12 contributions.
 	ReproducibleBits int
-	// Uneven has ranks that run out of data sooner than others call
+	// Uneven lets ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allgather of two numbers in each step.
 	Uneven bool
 }

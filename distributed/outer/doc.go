@@ -1,12 +1,12 @@
 // Package outer trains with few exchanges: each rank makes many steps with its own
-// optimizer, and only then the ranks average by how much their parameters have moved.
+// optimizer, and then all ranks average how far their parameters have moved.
 //
 // A round is a window of H steps. At its end each rank takes the difference of the common
 // parameters and its own (the outer gradient), the ranks average that by any pattern of
 // package sparse or [ddp.Reducer] of the program, an outer optimizer moves the common
 // parameters, and all ranks continue from there. So the ranks exchange H times less often than
-// data-parallel training does, and what they send can be compressed a hundredfold besides:
-// docs/slow-links.md has when that pays, and which H and rates to begin with.
+// data-parallel training does, and what they send can also be compressed a hundredfold:
+// docs/slow-links.md says when that pays, and which H and rates to start with.
 //
 // Sources: DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105); fragments that
 // take turns, arrive later and are mixed (Streaming DiLoCo, Douillard et al., 2025,
