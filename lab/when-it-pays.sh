@@ -144,7 +144,7 @@ definitions='
 	# Each pattern once, with the medians of its times.
 	def patterns: . as $all | (reduce .[].pattern as $p ([]; if index([$p]) then . else . + [$p] end)) as $names | [$names[] as $p
 		| [$all[] | select(.pattern == $p)] | .[0] + {time_us: middle(.time_us), target_s: middle(.target_s), after_us: middle(.after_us),
-		behind_us: middle(.behind_us), hidden: middle(.hidden), chosen: (map(.chosen // empty | tostring) | unique | join(" or "))}];
+		overlapped_us: middle(.overlapped_us), hidden: middle(.hidden), chosen: (map(.chosen // empty | tostring) | unique | join(" or "))}];
 	def dense: map(select(.pattern == "dense"))[0].time_us;
 	def best: map(select(.pattern != "dense")) | min_by(.time_us);
 	# How much one set of lines takes of another one, in percent: the median over rounds,
@@ -190,4 +190,4 @@ printf 'Two hosts of two ranks, 4 MiB, 1 %%: bytes that a rank sends and millise
 table pattern .pattern 'cut(0) as $f | cut(2) as $l
 	| "\($f.sent_bytes_per_rank | round) → \($l.sent_bytes_per_rank | round), \($f.time_us | ms) → \($l.time_us | ms)"' levels.json
 printf 'Eight buckets of 4 MiB and a backward pass of 10 ms each, 4 ranks, 1 %%, milliseconds of a step: reduced after it → behind it, and what is hidden:\n\n'
-table pattern .pattern 'patterns[0] | "\(.after_us | ms) → \(.behind_us | ms), \(.hidden * 100 | round) %"' buckets.json
+table pattern .pattern 'patterns[0] | "\(.after_us | ms) → \(.overlapped_us | ms), \(.hidden * 100 | round) %"' buckets.json

@@ -3,8 +3,9 @@
 //	go run ./.ci/prose [-list]
 //
 // Documents have no word of the list below, no sentence that is too long, and no link to a page or a section that does
-// not exist; a flag that a command in them has is one of the command's. In Go files, comments and texts with such words
-// are counted against a bound: little more than what the tree has now, to be lowered by the change that needs less.
+// not exist; a flag that a command in them has is one of the command's. No entry of the changelog stands there twice.
+// In Go files, comments and texts with such words are counted against a bound: little more than what the tree has now,
+// to be lowered by the change that needs less.
 package main
 
 import (
@@ -85,6 +86,7 @@ func main() {
 	for _, path := range c.documents {
 		c.document(path)
 	}
+	c.repeated("CHANGELOG.md")
 	if err := filepath.WalkDir(".", c.source); err != nil {
 		log.Fatal(err)
 	}
@@ -133,6 +135,25 @@ var (
 	flagWord = regexp.MustCompile(`--[a-z][a-z0-9-]*`)
 	ends     = regexp.MustCompile(`[.:;?!]["”)*]*(\s|$)`)
 )
+
+// repeated reports entries of the changelog that stand in it twice, as after a merge that kept both sides.
+func (c *check) repeated(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	first := map[string]int{} // line of each entry
+	for number, line := range strings.Split(string(text), "\n") {
+		if !strings.HasPrefix(line, "- ") {
+			continue
+		}
+		if first[line] > 0 {
+			c.report(path, number+1, "an entry that stands in line %d as well", first[line])
+			continue
+		}
+		first[line] = number + 1
+	}
+}
 
 // document checks one. The changelog is history: only its links are checked. Adapters' pages may have long sentences.
 func (c *check) document(path string) {

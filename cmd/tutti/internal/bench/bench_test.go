@@ -363,7 +363,7 @@ func TestBuckets(t *testing.T) {
 		assert.Equal(t, cfg.Patterns[i], r.Pattern)
 		assert.Equal(t, 3000.0, r.Backward)
 		assert.GreaterOrEqual(t, r.After, r.Backward)
-		assert.GreaterOrEqual(t, r.Behind, r.Backward)
+		assert.GreaterOrEqual(t, r.Overlapped, r.Backward)
 		assert.Len(t, r.Chosen, []int{0, 0, 3}[i])
 	}
 	for want, change := range map[string]func(*BucketsConfig){

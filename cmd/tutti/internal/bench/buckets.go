@@ -61,11 +61,11 @@ type BucketsResult struct {
 	Buckets  int      `json:"buckets"`          // number of them
 	Bytes    int      `json:"bytes"`            // of a bucket
 	Backward float64  `json:"backward_us"`      // of all buckets
-	// After has the buckets reduced when the backward pass is over, Behind while it
+	// After has the buckets reduced when the backward pass is over, Overlapped while it
 	// goes on.
-	After  float64 `json:"after_us"`
-	Behind float64 `json:"behind_us"`
-	// Hidden is the part of the reduction's time that is not seen in Behind.
+	After      float64 `json:"after_us"`
+	Overlapped float64 `json:"overlapped_us"`
+	// Hidden is the part of the reduction's time that is not seen in Overlapped.
 	Hidden float64 `json:"hidden"`
 }
 
@@ -142,17 +142,17 @@ func measureBuckets(
 		return BucketsResult{}, err
 	}
 	result := BucketsResult{
-		Pattern:  pattern,
-		Backend:  cfg.Backend,
-		Ranks:    r.Comm.WorldSize(),
-		Density:  cfg.Density,
-		Buckets:  cfg.Buckets,
-		Bytes:    cfg.Bytes,
-		Backward: significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
-		After:    significant(measure.Median(seconds[0]) * 1e6),
-		Behind:   significant(measure.Median(seconds[1]) * 1e6),
+		Pattern:    pattern,
+		Backend:    cfg.Backend,
+		Ranks:      r.Comm.WorldSize(),
+		Density:    cfg.Density,
+		Buckets:    cfg.Buckets,
+		Bytes:      cfg.Bytes,
+		Backward:   significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
+		After:      significant(measure.Median(seconds[0]) * 1e6),
+		Overlapped: significant(measure.Median(seconds[1]) * 1e6),
 	}
-	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
+	result.Hidden = significant((result.After - result.Overlapped) / (result.After - result.Backward))
 	if pattern == sparse.Auto {
 		stats, err := b.sync.Stats(ctx)
 		if err != nil {

@@ -29,9 +29,9 @@ func newBenchBuckets() *cobra.Command {
 		Short: "Send buckets of gradients during a backward pass",
 		Long: `buckets averages float32 gradients, one a bucket, by Gradients of package ddp:
 when the backward pass is over (after), and each as soon as it is complete
-(behind). hidden is the share of the reduction's time that overlap hides:
+(overlapped). hidden is the share of the reduction's time that overlap hides:
 
-  (after - behind) / (after - backward)
+  (after - overlapped) / (after - backward)
 
 Times are medians of a step on the slowest rank. The backward pass is a pause,
 so that ranks that share processors, as on an emulated cluster, do not slow each
@@ -81,7 +81,7 @@ func printBucketsHeader(out io.Writer, r bench.BucketsResult) {
 		r.Backend,
 		r.Density,
 	)
-	names := []any{"pattern", "backward (us)", "after (us)", "behind (us)", "hidden"}
+	names := []any{"pattern", "backward (us)", "after (us)", "overlapped (us)", "hidden"}
 	writeComment(out, fmt.Sprintf("%-15s %14s %14s %14s %8s", names...))
 }
 
@@ -92,7 +92,7 @@ func printBucketsLine(out io.Writer, r bench.BucketsResult) {
 		r.Pattern,
 		console.FormatTime(r.Backward),
 		console.FormatTime(r.After),
-		console.FormatTime(r.Behind),
+		console.FormatTime(r.Overlapped),
 		100*r.Hidden,
 	)
 }

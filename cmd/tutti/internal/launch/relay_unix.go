@@ -27,8 +27,8 @@ var signalNames = map[syscall.Signal]string{
 	syscall.SIGUSR2: "USR2",
 }
 
-// deaf are the ranks that have no process with a handler for a signal.
-func (g *group) deaf(s syscall.Signal) (all []int) {
+// unhandled are the ranks that have no process with a handler for a signal.
+func (g *group) unhandled(s syscall.Signal) (all []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !canList {
@@ -76,8 +76,8 @@ func (a *agent) pass(s syscall.Signal) {
 		fmt.Fprintf(a.notes, "tutti: %v reaches no rank: no rank runs now\n", s)
 		return
 	}
-	if deaf := g.deaf(s); len(deaf) > 0 {
-		fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(deaf))
+	if missing := g.unhandled(s); len(missing) > 0 {
+		fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(missing))
 	}
 	g.signal(s)
 	select {
