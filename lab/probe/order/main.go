@@ -37,6 +37,9 @@ func main() {
 	ops := flag.String("ops", "sum prod min max avg", "`operations` to compare")
 	times := flag.Bool("times", true, "print times, too")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		p := probe{ops: strings.Fields(*ops), timed: *times, out: io.Discard}
 		return p.run(ctx, r)
