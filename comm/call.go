@@ -10,8 +10,8 @@ import (
 // Op is what a [Call] does.
 type Op uint8
 
-// The operations: the twelve of a [Call], and those that wait, for decorators
-// and records that tell methods apart.
+// The operations: the twelve that a [Call] can be, and those that wait. Decorators and records tell methods apart by
+// them.
 const (
 	OpAllReduce Op = iota
 	OpBroadcast
@@ -56,8 +56,7 @@ var ops = [numOps]opInfo{
 	OpSplit:         {name: "split"},
 }
 
-// String returns the name that [OpError.Op] has as well, also of a number that
-// came over the network.
+// String returns the name that [OpError.Op] holds. It accepts any number, such as one received over the network.
 func (o Op) String() string {
 	if o >= numOps {
 		return "unknown operation"
@@ -90,12 +89,10 @@ type Call struct {
 	Tag    uint32 // of a message
 	Peer   int    // the root; the rank that a message goes to or comes from
 	Count  int    // elements, of all operations but V-collectives
-	// Send is what is read and Recv what is written. They are the same for
-	// Broadcast.
+	// Send is the address that is read, and Recv the one that is written. They are the same for Broadcast.
 	Send, Recv uintptr
-	// The lengths and displacements of a V-collective, in elements by rank. Those
-	// of AllGatherV are the Recv ones. A call does not own them: copy them to keep a
-	// call beyond the method that took it.
+	// The lengths and displacements of a V-collective, in elements, by rank. AllGatherV uses the Recv lists. A call
+	// does not own its lists: copy them to keep the call after the method that took it returns.
 	SendCounts, SendDispls []int
 	RecvCounts, RecvDispls []int
 }
@@ -249,8 +246,8 @@ type submitter interface {
 	submit() func(c Call) error
 }
 
-// Make calls the method of a communicator that the call stands for. Communicators that embed
-// [Methods] get the call as a value: a method of those that such a type overrides is not called, so it sets Do instead.
+// Make calls the communicator's method for the call. A communicator that embeds [Methods] gets the call as a value. A
+// method of Methods that it overrides is not called, so it sets Do instead.
 func (c Call) Make(on Communicator) error {
 	if !c.Op.MovesData() {
 		return noCall(c.Op)
@@ -292,9 +289,8 @@ func noCall(op Op) error {
 // Bytes is the length of Count elements.
 func (c Call) Bytes() int { return c.Count * c.DType.Size() }
 
-// String describes the call as errors do, such as "allreduce of 4 f32, sum".
-// Addresses are left out: ranks that call the same describe it the same, except
-// for the lists of a V-collective, which are left out too.
+// String describes the call as errors do, such as "allreduce of 4 f32, sum". Addresses and the lists of a
+// V-collective are left out, so ranks that make the same call describe it alike.
 func (c Call) String() string {
 	var b strings.Builder
 	b.WriteString(c.Op.String())

@@ -22,13 +22,11 @@
 // communicator. All ranks of a communicator submit the same collectives in the
 // same order.
 //
-// Send and Recv match by source, destination and tag, in submission order. A
-// send may wait for its receive, so an exchange (each of two ranks sends to
-// the other) must put both into one [Communicator.Group] to be portable. A tag is any
-// uint32. Messages may be received in another order than they were sent. The cost of one
-// does not depend on how many others wait, except in an MPI library's search.
-// A backend that cannot match tags (NCCL) matches by order alone: portable code
-// also receives from a rank in the order in which that rank sends.
+// Send and Recv match by source, destination and tag, in submission order. A send may wait for its receive, so an
+// exchange (each of two ranks sends to the other) must put both into one [Communicator.Group] to be portable. A tag
+// is any uint32. Messages may be received in another order than they were sent. The cost of a message does not depend
+// on how many others wait, except when an MPI library searches them. A backend that cannot match tags (NCCL) matches
+// by order alone: portable code also receives from a rank in the order in which that rank sends.
 //
 // # Backends and decorators
 //
@@ -57,16 +55,16 @@ import (
 // ReduceOp is the element-wise reduction of AllReduce, Reduce and ReduceScatter. All of them are commutative; host
 // backends of this module combine the ranks in rank order, so their results are reproducible.
 //
-// Everything is defined on floats and integers except Avg on integers (it would have to round): Defined, a method,
-// reports it. On Bool, an element counts as true when its byte is not zero, results are 0 or 1, Sum and Max are "or",
-// Prod and Min are "and".
+// All reductions are defined on floats and integers, except Avg on integers, which would have to round. The method
+// Defined reports this. On Bool, an element counts as true when its byte is not zero, results are 0 or 1, Sum and Max
+// are "or", Prod and Min are "and".
 //
 // Host backends add 16-bit and 8-bit floats up in F32 and round once. A result beyond the range of F16 or BF16 is
 // infinite, and a result beyond the range of an FP8 type is its largest number.
 // Avg of F16 divides before it rounds, so it stays within the range of its inputs.
 type ReduceOp = reductions.Op
 
-// The reductions. Avg is the sum divided once by the number of ranks, of floating point only.
+// The reductions. Avg is the sum divided once by the number of ranks, for floating-point types only.
 const (
 	Sum  = reductions.Sum
 	Prod = reductions.Prod
@@ -77,36 +75,31 @@ const (
 
 // Communicator is one rank's handle on a group of ranks.
 //
-// Counts are in elements and may be zero. send == recv means in place where a
-// method has both and they have the same size; for AllGather in place means
-// send == recv + rank*count elements, for ReduceScatter recv == send +
-// rank*count elements (the conventions of NCCL), and the rest of send keeps its
-// content. Any other overlap is [ErrArgument], also of what a V-collective
-// receives from two ranks. Where only the root uses a buffer, the others may
-// pass 0.
+// Counts are in elements and may be zero. send == recv means in place where a method has both and they have the same
+// size; for AllGather in place means send == recv + rank*count elements, for ReduceScatter recv == send + rank*count
+// elements (the conventions of NCCL), and the rest of send keeps its content. Any other overlap is [ErrArgument],
+// even between the parts that a V-collective receives from two ranks. Where only the root uses a buffer, the others
+// may pass 0.
 //
 // # Order contract
 //
-// An element of a reduction's result is one number, which follows from the ranks' values of that
-// element, the number of ranks, the type and the operation. It is ((x0 op x1) op x2) op … in the
-// order of the ranks, computed in float32 for f16, bf16 and fp8 and in the type itself for all
-// others, divided once by the number of ranks for Avg, and rounded to the type once, at the end.
-// It does not depend on the count, the place of the element, the alignment of buffers, in place or
-// not, groups, the backend, the processor, the time at which ranks call, or the run. The bits of a
-// NaN that Sum, Prod or Avg gives are not part of it. A backend that adds in another order, as NCCL
-// does, says so ([FixedOrder]) and owes the same bits on every rank only.
+// Each element of a reduction's result depends only on the ranks' values of that element, the number of ranks, the
+// type and the operation. It is ((x0 op x1) op x2) op … in the order of the ranks, computed in float32 for f16, bf16
+// and fp8 and in the type itself for all others, divided once by the number of ranks for Avg, and rounded to the type
+// once, at the end. It does not depend on the count, the place of the element, the alignment of buffers, in place or
+// not, groups, the backend, the processor, the time at which ranks call, or the run. The contract does not cover the
+// bits of a NaN that Sum, Prod or Avg gives. A backend that adds in another order, such as NCCL, says so
+// ([FixedOrder]) and guarantees only the same bits on every rank.
 //
-// A Bool is true if its byte is not zero, and what a reduction gives is 0 or 1, in a world of one
-// rank too; of one rank, all other types are copied bit by bit. Collectives and messages that only
-// move data keep the byte.
+// A Bool is true if its byte is not zero, and a reduction gives 0 or 1, even in a world of one rank. Such a world
+// copies all other types bit by bit. Collectives and messages that only move data keep the byte.
 //
 // # Goroutines
 //
-// All methods may be called from any goroutine; the order between goroutines
-// is theirs to set. A wait includes what other goroutines of the rank have
-// submitted, so goroutines that exchange messages independently of each other
-// need a communicator each, or each may wait for a message whose sender waits
-// for the other:
+// All methods may be called from any goroutine; the program orders the calls of different goroutines. A wait includes
+// the operations that other goroutines of the rank have submitted. Goroutines that exchange messages independently
+// can therefore deadlock on one communicator, each waiting for a message whose sender waits for the other. They need
+// a communicator each:
 //
 //	mine, err := c.Split(ctx, 0, c.Rank()) // on all ranks, once per goroutine
 type Communicator interface {
@@ -151,11 +144,10 @@ type Communicator interface {
 	// Recv receives count elements from rank src. A message of another length
 	// or type is [ErrMismatch].
 	Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error
-	// Group starts calls together, so that they may wait for each other; they are
-	// not ordered among themselves, so none may use another's result. All of them
-	// are submitted or, after an error, none: an argument of one that is wrong, or
-	// messages that touch the same memory, unless all of them send it. The calls'
-	// slice and lists belong to the caller again when Group returns.
+	// Group starts calls together, so that they may wait for each other. They are not ordered among themselves, so
+	// none may use another's result. All of them are submitted or, after an error, none. Group fails if an argument of
+	// any call is wrong, or if messages touch the same memory, unless all of them send it. The calls' slice and lists
+	// belong to the caller again when Group returns.
 	//
 	//	err := c.Group(
 	//		comm.SendCall(mine, n, dtype.F32, right, tag),
@@ -163,14 +155,12 @@ type Communicator interface {
 	//	)
 	Group(calls ...Call) error
 
-	// Sync waits until everything this rank submitted is done, from whichever
-	// goroutine, or ctx is done. In the latter case the communicator is aborted
-	// ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). When the
-	// deadlines of several ranks are near each other, the first to pass aborts its rank,
-	// and the others may get [ErrPeerFailed] with its text instead: a program that goes
-	// on without a missing rank expects both. Sync is the wait that ends when a peer has
-	// failed, so the host calls it before it reads a result: what waits for a device's
-	// streams alone (a copy to the host) looks neither at a context nor at peers.
+	// Sync waits until all operations that this rank submitted, from any goroutine, are done, or ctx is. If ctx ends
+	// first, the communicator is aborted ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). When the
+	// deadlines of several ranks are near each other, the first to pass aborts its rank, and the others may get
+	// [ErrPeerFailed] with its text instead: a program that goes on without a missing rank expects both. Sync ends
+	// when a peer has failed, so the host calls it before it reads a result. A wait for a device's streams alone (a
+	// copy to the host) watches neither a context nor peers.
 	Sync(ctx context.Context) error
 	// Barrier returns after every rank has called it. It implies Sync.
 	Barrier(ctx context.Context) error
@@ -181,15 +171,14 @@ type Communicator interface {
 	// [ErrExhausted], which all ranks get, the communicator goes on.
 	Split(ctx context.Context, color, key int) (Communicator, error)
 
-	// Err returns nil while calls are accepted, otherwise the error that refuses them:
-	// [ErrClosed], or [ErrBroken] with the first cause.
+	// Err returns nil while calls are accepted, otherwise the error with which they are refused: [ErrClosed], or
+	// [ErrBroken] with the first cause.
 	Err() error
 
-	// Abort ends operations in flight, with cause as the reason ([ErrCanceled] for nil). Waits in
-	// progress and later calls fail with [ErrBroken] and the first cause, and peers
-	// that need this rank get [ErrPeerFailed] with its text. When Abort returns, buffers
-	// belong to the caller again. The communicator is still to be closed.
-	// Sub-communicators go on; [AbortAll] includes them.
+	// Abort ends operations in flight, with cause as the reason ([ErrCanceled] for nil). Waits in progress and later
+	// calls fail with [ErrBroken] and the first cause, and peers that need this rank get [ErrPeerFailed] with its
+	// text. When Abort returns, buffers belong to the caller again. The communicator must still be closed.
+	// Sub-communicators stay usable; [AbortAll] includes them.
 	Abort(cause error)
 
 	// Close releases the communicator's resources. Operations in flight get a bounded

@@ -33,9 +33,9 @@ var (
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrPeerFailed: another rank died, panicked, closed or left.
 	ErrPeerFailed = errors.New("peer failed")
-	// ErrTimeout: the deadline passed before the peers came.
+	// ErrTimeout: the deadline passed before the peers arrived.
 	ErrTimeout = errors.New("timed out")
-	// ErrCanceled: the context was canceled before the peers came.
+	// ErrCanceled: the context was canceled before the peers arrived.
 	ErrCanceled = errors.New("canceled")
 )
 

@@ -6,9 +6,9 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// CheckDevice returns an error wrapping [ErrDevice] if c, or a communicator that
-// it wraps, says that it does not reach memory of d (backend.MemoryChecker). Code that
-// knows the device of a buffer (package distributed) asks before it communicates.
+// CheckDevice returns an error wrapping [ErrDevice] if c, or a communicator that it wraps, reports that it cannot
+// reach memory of d (backend.MemoryChecker). Code that knows a buffer's device, such as package distributed, calls it
+// before it communicates.
 func CheckDevice(c Communicator, d runtime.Device) error {
 	checker, ok := As[interface{ CheckDevice(d runtime.Device) error }](c)
 	if !ok {
@@ -24,15 +24,13 @@ func CheckDevice(c Communicator, d runtime.Device) error {
 // same buffer to a collective, as it would pass the same count. A rank that
 // passes another part, or another buffer, makes the result undefined on all.
 type SymmetricAllocator interface {
-	// AllocateSymmetric returns memory of the communicator's device, which is
-	// collective: all ranks ask for the same number of bytes, otherwise all get
-	// [ErrMismatch]. When a rank has no memory left, all of them fail. Zero
-	// bytes give address 0.
+	// AllocateSymmetric allocates memory of the communicator's device. It is collective: all ranks ask for the same
+	// number of bytes, otherwise all get [ErrMismatch]. If a rank has no memory left, all of them fail. Zero bytes
+	// give address 0.
 	AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error)
-	// FreeSymmetric waits for all ranks, and gives a buffer back. It is
-	// collective: all ranks free their buffers in the same order. Close frees
-	// what is left; a rank that aborts alone leaves it to that, because its
-	// peers may be calling something else.
+	// FreeSymmetric waits for all ranks, and frees a buffer. It is collective: all ranks free their buffers in the
+	// same order. Close frees the remaining buffers. A rank that aborts alone leaves them to Close, because its peers
+	// may be calling something else.
 	FreeSymmetric(ctx context.Context, buf uintptr) error
 }
 
@@ -43,10 +41,9 @@ type Buffer struct {
 	symmetric SymmetricAllocator // nil: it is rt's
 }
 
-// Allocate returns memory for collectives of c: symmetric memory if c, or a
-// communicator that it wraps, has such ([SymmetricAllocator]), otherwise rt's,
-// which c reaches. It is collective where there is symmetric memory, so all ranks
-// call it together, with the same number of bytes.
+// Allocate returns memory for collectives of c: symmetric memory if c, or a communicator that it wraps, is a
+// [SymmetricAllocator], otherwise memory of rt, which c reaches. Symmetric allocation is collective, so all ranks
+// call Allocate together, with the same number of bytes.
 func Allocate(ctx context.Context, c Communicator, rt runtime.Runtime, bytes int) (*Buffer, error) {
 	b := &Buffer{rt: rt}
 	var err error

@@ -4,12 +4,11 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// Methods are the methods of a [Communicator] that move data, made of two
-// functions. A decorator embeds it, and beside it [Waits], and [Wrapped] for the
-// other methods. Do forwards a call with [Call.Make], which does not unpack it where the
-// next communicator embeds Methods as well. So a type that embeds Methods must not override
-// one of them: calls made as values would bypass it. They are not inlined, so that a
-// recorder (comm/record) sees the line of the call.
+// Methods implements the methods of a [Communicator] that move data by two functions. A decorator embeds it together
+// with [Waits], and with [Wrapped] for the other methods. Do forwards a call with [Call.Make], which does not unpack
+// it if the next communicator embeds Methods as well. So a type that embeds Methods must not override its methods:
+// calls made as values would bypass the override. The methods are not inlined, so that a recorder (comm/record) sees
+// the line of the call.
 type Methods struct {
 	Do       func(c Call) error       // one call
 	Together func(calls []Call) error // the calls of a Group
@@ -116,15 +115,14 @@ func (m Methods) Group(calls ...Call) error {
 	return m.Together(calls)
 }
 
-// Wrapped is the communicator that a decorator wraps: what the decorator does
-// not replace is that one's. Methods and [Waits], embedded beside it, come
-// before it.
+// Wrapped is the communicator that a decorator wraps. It supplies the methods that the decorator does not replace.
+// Methods and [Waits], embedded beside it, take precedence.
 type Wrapped struct{ wrapped }
 
 // wrapped puts the methods one level deeper than those.
 type wrapped struct{ Communicator }
 
-// Wrap returns what a decorator of c embeds.
+// Wrap returns the Wrapped that a decorator of c embeds.
 func Wrap(c Communicator) Wrapped { return Wrapped{wrapped{c}} }
 
 // Unwrap returns the wrapped communicator; see [As].

@@ -1,12 +1,11 @@
 package comm
 
-// SendPart returns what a call of rank sends to a rank, possibly itself: where that
-// lies, and its length in bytes. Of a reduction it is what goes into that rank's
-// result. ok is false if the operation sends that rank nothing, not even an empty
-// part.
+// SendPart returns the address and the length in bytes of the data that a call of rank sends to a rank, possibly
+// itself. For a reduction it is the input of that rank's result. ok is false if the operation sends that rank
+// nothing, not even an empty part.
 //
-// With [Call.RecvPart] it says what an operation does: what rank a's call sends to
-// rank b goes where b's call receives from a.
+// With [Call.RecvPart] it defines an operation: the part that rank a's call sends to rank b goes where b's call
+// receives from a.
 func (c *Call) SendPart(rank, to int) (address uintptr, bytes int, ok bool) {
 	address = c.Send
 	bytes = c.Bytes()
@@ -32,9 +31,9 @@ func (c *Call) SendPart(rank, to int) (address uintptr, bytes int, ok bool) {
 	return address, bytes, ok
 }
 
-// RecvPart returns where a call of rank puts what a rank sends to it, possibly
-// itself, and its length in bytes. Of a reduction it is where the result goes,
-// whatever from is. ok is false if the operation receives nothing from that rank.
+// RecvPart returns the address and the length in bytes of the data that a call of rank receives from a rank, possibly
+// itself. For a reduction it is the part for the result, whatever from is. ok is false if the operation receives
+// nothing from that rank.
 func (c *Call) RecvPart(rank, from int) (address uintptr, bytes int, ok bool) {
 	address = c.Recv
 	bytes = c.Bytes()

@@ -42,16 +42,13 @@ func (p *PanicError) Unwrap() error {
 // it logs which ones do not. Those in a call return sooner, as its abort ends in seconds.
 const runPatience = 10 * time.Second
 
-// Run runs body for every communicator, the ranks of one world in one process,
-// on its own goroutine, closes the communicators and their sub-communicators ([CloseAll]), and returns the joined
-// errors, each behind the number of its rank. Errors other than
-// [ErrPeerFailed], which are the causes, come first.
+// Run runs body for every communicator, each on its own goroutine. The communicators are the ranks of one world in
+// one process. Run closes them and their sub-communicators ([CloseAll]), and returns the joined errors, each after
+// the number of its rank. Errors other than [ErrPeerFailed], which are the causes, come first.
 //
-// When a body returns an error or panics (a [*PanicError]), its rank aborts
-// ([CloseAll]), so that the others' calls fail with [ErrPeerFailed] and the cause, and
-// their context is done, with that as its cause. Run waits for
-// all bodies; those that have not returned ten seconds after their context was done
-// are named in the log.
+// When a body returns an error or panics (a [*PanicError]), its rank aborts ([CloseAll]), so that the others' calls
+// fail with [ErrPeerFailed] and the cause, and their context is done, with that as its cause. Run waits for all
+// bodies. The log names those that have not returned ten seconds after their context was done.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
 	outer, nested := ctx.Value(runKey{}).(context.Context) // of the Run whose body this is in
 	ctx, cancel := context.WithCancelCause(ctx)

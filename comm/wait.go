@@ -12,8 +12,7 @@ type Wait struct {
 	Color, Key int // of a Split
 }
 
-// Make calls the method of a communicator that the wait stands for. A Split alone
-// has a result.
+// Make calls the communicator's method for the wait. Only a Split has a result.
 func (w Wait) Make(ctx context.Context, on Communicator) (Communicator, error) {
 	switch w.Op {
 	case OpSync:
@@ -26,8 +25,7 @@ func (w Wait) Make(ctx context.Context, on Communicator) (Communicator, error) {
 	return nil, fmt.Errorf("%w: %v is no wait", ErrArgument, w.Op)
 }
 
-// Waits are the methods of a [Communicator] that wait, made of one function. A
-// decorator embeds it beside [Methods].
+// Waits implements the methods of a [Communicator] that wait by one function. A decorator embeds it beside [Methods].
 type Waits struct {
 	Wait func(ctx context.Context, w Wait) (Communicator, error)
 }
