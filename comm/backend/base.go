@@ -6,33 +6,31 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Backend moves the bytes of one rank. [New] makes the methods of a
-// [comm.Communicator] of it, which check arguments and keep the communicator's [Life].
+// Backend moves the bytes of one rank. [New] makes a [comm.Communicator] from it, whose methods check arguments and
+// keep the communicator's [Life].
 //
 // Errors need not name the operation: those that are not an [*comm.OpError] are wrapped
 // in one. An error that is not [Refused] aborts the communicator.
 type Backend interface {
-	// Submit starts a call. Submit, SubmitTogether, and Wait of a Barrier or Split return
-	// [Life.Err] if that is not nil, and look at it under the lock under which they accept
-	// a call. (Or what they accept beside Close is refused later, before Release ends.)
+	// Submit starts a call. Submit, SubmitTogether, and Wait of a Barrier or Split return [Life.Err] if it is not nil,
+	// and check it under the lock under which they accept a call. (Otherwise, calls that they accept during Close are
+	// refused later, before Release ends.)
 	Submit(c comm.Call) error
 	// SubmitTogether starts the calls of a group, at least one, all or none.
 	// calls belong to the caller again when it returns.
 	SubmitTogether(calls []comm.Call) error
-	// Wait does a Sync, a Barrier or a Split, which alone has a result; one beside an error
-	// is closed. If the communicator aborts before that is done, Wait returns
-	// [Life.Broken] promptly, also when Abort has left nothing to wait for. Close drains with
-	// a Sync, also after Abort, and after [Life.Err] has become [comm.ErrClosed].
+	// Wait does a Sync, a Barrier or a Split. Only a Split has a result; a result returned with an error is closed. If
+	// the communicator aborts first, Wait returns [Life.Broken] promptly, even if Abort has left nothing to wait for.
+	// Close drains with a Sync, even after Abort, and after [Life.Err] has become [comm.ErrClosed].
 	Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
-	// Abort ends what is in flight and tells the peers, unless they know, that this rank
-	// aborts because of cause, the first that [Life.Fail] was given. When it returns,
-	// nobody touches the rank's buffers any more, or ctx has ended. It is called at most
-	// once. A decorator whose peers learn the cause from what it decorates aborts that.
-	// Neither Abort nor Release calls Abort or Close of the same communicator.
+	// Abort ends the operations in flight and tells the peers, unless they know, that this rank aborts because of
+	// cause, the first one passed to [Life.Fail]. When it returns, nobody touches the rank's buffers any more, or ctx
+	// has ended. It is called at most once. A decorator whose peers learn the cause from the communicator that it
+	// wraps aborts that communicator. Neither Abort nor Release calls Abort or Close of the same communicator.
 	Abort(ctx context.Context, cause error)
-	// Release gives everything back, and tells the peers that this rank leaves. It is
-	// called once, as the last: after a Sync that found nothing in flight, or after
-	// Abort. The end of ctx bounds what it waits for, beside the Close of what it decorates.
+	// Release frees all resources, and tells the peers that this rank leaves. It is the last call, made once: after a
+	// Sync that found nothing in flight, or after Abort. ctx bounds its waits, except the Close of a communicator that
+	// it wraps.
 	Release(ctx context.Context) error
 }
 
@@ -47,8 +45,8 @@ type Base struct {
 	life  *Life
 }
 
-// New returns the methods of a communicator that give b what check lets pass, and
-// whose life is l. Only then may anything fail the life.
+// New returns a communicator that passes the calls that check accepts to b, and whose life is l. Nothing may fail the
+// life before.
 func New(check *Check, l *Life, b Backend) *Base {
 	base := &Base{check: check, life: l}
 	do := func(c comm.Call) error { // no method, so that a call is not copied once more

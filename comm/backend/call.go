@@ -14,8 +14,7 @@ func Clone(c comm.Call) comm.Call {
 	return c
 }
 
-// MessageMemory returns the memory of a Send or a Recv on this rank: its first address and
-// the address behind it.
+// MessageMemory returns the memory of a Send or a Recv on this rank: its first address and the address after its end.
 func MessageMemory(c *comm.Call) (start, end uintptr) {
 	start = c.Send
 	if c.Op == comm.OpRecv {

@@ -43,8 +43,8 @@ func (c *Check) Fail(op string, err error) error {
 	}
 }
 
-// Unreachable is the error of a [MemoryChecker] for memory of d; advice tells what it does
-// reach, or what would help.
+// Unreachable is the error of a [MemoryChecker] for memory of d; advice names the memory that it does reach, or a
+// remedy.
 func (c *Check) Unreachable(d runtime.Device, advice string) error {
 	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, advice))
 }
@@ -120,8 +120,8 @@ func (c *Check) Call(x *comm.Call) error {
 	return c.pointer(x.Op, "send", x.Send, x.Count)
 }
 
-// Group checks the calls of a group, and that none of its messages writes
-// memory that another one uses: they are not ordered.
+// Group checks the calls of a group, and that none of its messages, which are not ordered, writes memory that another
+// one uses.
 func (c *Check) Group(calls []comm.Call) error {
 	messages := 0
 	for i := range calls {

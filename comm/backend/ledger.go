@@ -18,7 +18,7 @@ type InFlight struct {
 	Number     uint64    // its number, from 1; 0 if none is in flight, or it has none
 	Missing    []int     // ranks from which it lacks something
 	Unreceived []int     // other ranks that have not received all that was sent to them
-	Reports    []string  // what is known of what those ranks do
+	Reports    []string  // what is known about these ranks
 	Messages   []comm.Call
 	Behind     int // other operations in flight
 }
@@ -58,13 +58,12 @@ func (f InFlight) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// Error is the error of a wait for what is in flight that ctx ended.
+// Error returns the error of a wait for these operations that ctx ended.
 func (f InFlight) Error(ctx context.Context) error {
 	return fmt.Errorf("%w, waiting for %v", comm.ContextError(ctx), f)
 }
 
-// Extent is a number of collectives and of messages: the first ones that a rank
-// submitted. Barrier and Split count as collectives.
+// Extent counts the first collectives and messages that a rank submitted. Barrier and Split count as collectives.
 type Extent struct{ Collectives, Messages uint64 }
 
 // Max returns the further of two.
@@ -95,7 +94,7 @@ type entry struct {
 	number uint64
 }
 
-// Begin notes a call that is submitted. Only its Op counts of a Barrier or Split.
+// Begin records a call that is submitted. For a Barrier or Split it uses the Op only.
 func (l *Ledger) Begin(c *comm.Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,8 +158,8 @@ func (l *Ledger) Progress() Progress {
 	}
 }
 
-// InFlight describes the calls that are not known to be done: the oldest one, of those
-// that are remembered, and how many are behind it.
+// InFlight describes the calls that are not known to be done: the oldest one that is remembered, and the number of
+// calls behind it.
 func (l *Ledger) InFlight() (f InFlight) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

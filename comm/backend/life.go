@@ -24,9 +24,9 @@ const (
 	AbortTimeout  = 3 * time.Second
 )
 
-// Life is where a rank's communicator is in its life. [New] makes the methods Err,
-// Abort and Close of it, and a backend asks it whether to accept a call and tells it
-// when the ranks are out of step. The zero value is a sound communicator.
+// Life is the lifecycle of a rank's communicator. [New] makes the methods Err, Abort and Close from it, and a backend
+// asks it whether to accept a call and tells it when the ranks are out of step. The zero value is a sound
+// communicator.
 //
 //	          Fail: the first cause stays          Backend.Abort: peers told,
 //	                                               nothing in flight
@@ -74,7 +74,7 @@ func (b *brokenError) Error() string {
 }
 func (b *brokenError) Unwrap() []error { return []error{comm.ErrBroken, b.cause} }
 
-// Cause returns the cause that an [comm.ErrBroken] came with, other errors as they are.
+// Cause returns the cause that comes with a [comm.ErrBroken], and other errors as they are.
 func Cause(err error) error {
 	if broken := (*brokenError)(nil); errors.As(err, &broken) {
 		return broken.cause
@@ -92,8 +92,8 @@ func (l *Life) Err() error {
 	return nil
 }
 
-// Broken returns an [comm.ErrBroken] with the first cause that Fail was given, nil if
-// there is none: what a wait returns that ends because of it, also while Close drains.
+// Broken returns a [comm.ErrBroken] with the first cause passed to Fail, nil if there is none. A wait that ends
+// because of that cause returns it, even while Close drains.
 func (l *Life) Broken() error {
 	if broken := l.broken.Load(); broken != nil {
 		return *broken
@@ -112,10 +112,9 @@ func (l *Life) Cause() error {
 // Closed reports whether Close was called.
 func (l *Life) Closed() bool { return l.closing.Load() }
 
-// Fail marks the communicator aborted because of cause, which leaves the ranks out of
-// step, and ends the contexts of Until. It returns false, and does nothing, after an
-// earlier cause and after the beginning of Release.
-// Of an [comm.ErrBroken] it takes the cause: what broke a communicator below.
+// Fail marks the communicator aborted because of cause, which leaves the ranks out of step, and ends the contexts of
+// Until. It returns false, and does nothing, after an earlier cause and after the beginning of Release. From a
+// [comm.ErrBroken] it takes the cause, which aborted a communicator below.
 func (l *Life) Fail(cause error) (first bool) {
 	var broken error = &brokenError{Cause(cause)}
 	first = l.broken.CompareAndSwap(nil, &broken)
@@ -132,8 +131,7 @@ func (l *Life) Fail(cause error) (first bool) {
 	return true
 }
 
-// Aborting returns a channel that is closed when Fail is called: for waits, which Close
-// lets go on.
+// Aborting returns a channel that is closed when Fail is called. It is for waits, which continue during Close.
 func (l *Life) Aborting() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,8 +146,8 @@ func (l *Life) failed() chan struct{} {
 	return l.aborting
 }
 
-// Until returns a context that ends with ctx, when Fail is called, and when Close is:
-// for what is not worth finishing once the communicator closes. Its cause says which.
+// Until returns a context that ends with ctx, when Fail is called, and when Close is. It is for work that is not
+// worth finishing once the communicator closes. The context's cause says which of them ended it.
 func (l *Life) Until(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.mu.Lock()
 	if l.context == nil {
@@ -178,8 +176,8 @@ func (l *Life) endWaits(cause error) {
 	}
 }
 
-// Explain deals with an error of the backend, and returns it as an error of op. One that is
-// not [Refused] aborts the communicator. Methods that a handle has beside [Base] use it.
+// Explain returns an error of the backend as an error of op. An error that is not [Refused] aborts the communicator.
+// Methods that a handle adds to [Base] use Explain.
 func (l *Life) Explain(op string, err error) error {
 	if !Refused(err) {
 		l.Fail(err)
@@ -244,8 +242,8 @@ func (l *Life) closeOnce() error {
 	return err
 }
 
-// Forget marks a communicator closed that nobody can close any more, so that its parent
-// keeps it no longer. The backend is not asked for anything.
+// Forget marks as closed a communicator that nobody can close any more, so that its parent drops it. It does not call
+// the backend.
 func (l *Life) Forget() {
 	refusal := comm.ErrClosed
 	l.closing.Store(true)
@@ -261,8 +259,8 @@ func (l *Life) bounded(f func(context.Context) error) error {
 
 func (l *Life) timeout() time.Duration { return cmp.Or(l.Timeout, HostTimeout) }
 
-// Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. What
-// Split makes is adopted by [Base].
+// Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. [Base] adopts the communicators
+// that Split makes.
 func (l *Life) Adopt(child comm.Communicator) error {
 	if l.closing.Load() {
 		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
@@ -310,9 +308,8 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 	return open
 }
 
-// Refused reports whether a call with this error took no part in what the ranks do
-// together, so that they are still in step: its arguments were wrong, the backend
-// cannot do it or has no room for it, or the communicator was closed.
+// Refused reports whether a call with this error took no part in an operation, so that the ranks are still in step.
+// Its arguments were wrong, the backend cannot do it or has no room for it, or the communicator was closed.
 func Refused(err error) bool {
 	is := func(sentinel error) bool {
 		return errors.Is(err, sentinel)

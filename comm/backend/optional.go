@@ -11,8 +11,8 @@ import (
 // Parent is implemented by communicators that know their sub-communicators: all that [New]
 // makes. [comm.CloseAll] and [comm.AbortAll] use it.
 type Parent interface {
-	// SubCommunicators returns those that Split made of this one and that are not
-	// closed, with theirs, each after its own sub-communicators.
+	// SubCommunicators returns the sub-communicators that are not closed, and theirs, each after its own
+	// sub-communicators.
 	SubCommunicators() []comm.Communicator
 }
 
@@ -30,8 +30,7 @@ type Progress struct {
 	Messages    Count
 }
 
-// Count is the number of operations that a rank has submitted, and the number of these
-// that are done, which are the first ones.
+// Count is the number of operations that a rank has submitted, and how many of them, the first ones, are done.
 type Count struct{ Submitted, Done uint64 }
 
 // Progresser is implemented by communicators that know which of their operations are done

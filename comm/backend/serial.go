@@ -7,23 +7,21 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Worker is the simplest backend: one rank, which does one thing after the other,
-// each from beginning to end. [NewSerial] makes a communicator of it. An error
-// aborts the communicator.
+// Worker is the simplest backend: one rank that does one operation at a time, from beginning to end. [NewSerial]
+// makes a communicator from it. An error aborts the communicator.
 type Worker interface {
-	// Work does one call, or those of a Group, which may mix collectives and messages,
-	// also to oneself. It starts all of them before it waits for one. Messages of equal
-	// peer and tag match in the order of calls. Arguments were checked, and calls with
-	// their lists are valid until Work returns. Work and Collective never run at once.
+	// Work does one call, or the calls of a Group, which may mix collectives and messages, also messages to its own
+	// rank. It starts all of them before it waits for one. Messages of equal peer and tag match in the order of calls.
+	// Arguments were checked, and calls with their lists are valid until Work returns. Work and Collective never run
+	// at once.
 	Work(calls []comm.Call) error
 	// Collective does a Barrier or a Split, when what was submitted before is done. A Split
 	// alone has a result: another communicator, which outlives this one, or nil for a
 	// negative color. If the caller's context ends, NewSerial calls Leave.
 	Collective(w comm.Wait) (comm.Communicator, error)
-	// Leave is called once, as the last, and tells the peers: their calls that this rank
-	// has not completed fail with [comm.ErrPeerFailed], even if all its data has arrived,
-	// and those that it has completed still complete. A goodbye with the number of
-	// completed collectives tells the two apart.
+	// Leave is the last call, made once. It tells the peers that this rank leaves: their calls that this rank has not
+	// completed fail with [comm.ErrPeerFailed], even if all its data has arrived, and those that it has completed
+	// still complete. A goodbye with the number of completed collectives tells the two apart.
 	//
 	// If cause is not nil, the rank aborts because of it. A Work or Collective may be in progress
 	// then; it returns promptly, and so does a later one. What they return is ignored. No
@@ -43,9 +41,9 @@ type serial struct {
 	last chan struct{} // closed when what was submitted last is done
 }
 
-// NewSerial returns a communicator whose rank w is. Submissions run one after the
-// other, each on a new goroutine: this is simple, not fast. A wait whose context ends
-// names the calls in flight, but not the ranks that are missing.
+// NewSerial returns the communicator of the rank that w implements. Submissions run one after the other, each on a
+// new goroutine: this is simple, not fast. A wait whose context ends names the calls in flight, but not the ranks
+// that are missing.
 func NewSerial(check *Check, w Worker) comm.Communicator {
 	s := &serial{worker: w, last: make(chan struct{})}
 	close(s.last)
