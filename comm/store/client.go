@@ -24,14 +24,15 @@ var (
 	ErrFull = errors.New("the store is full")
 )
 
-// Store is what members and communicators need of a store: a [Client], or one of another kind, such as etcd's.
+// Store is the part of a store that members and communicators use: a [Client], or one of another kind, such as
+// etcd's.
 type Store interface {
 	// Get waits for a key and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)
 	// Set sets a key.
 	Set(ctx context.Context, key string, value []byte, options ...Option) error
-	// CompareAndSet sets a key that has this version, 0 for one that there is not yet. It returns
-	// what the key is now, and whether this call set it.
+	// CompareAndSet sets a key if it has this version, 0 if it must not exist. It returns the entry after that, and
+	// whether this call set it.
 	CompareAndSet(
 		ctx context.Context,
 		key string,
@@ -51,7 +52,7 @@ type Store interface {
 	Close() error
 }
 
-// Event is a change of a key that is watched. The entry of one that is deleted is its last, with a new version.
+// Event is a change of a watched key. The event of a deleted key has its last entry, with a new version.
 type Event struct {
 	Entry
 	Deleted bool // the key is gone; false if it was set
@@ -66,10 +67,10 @@ const (
 	Lease Option = iota + 1
 )
 
-// Client is a session of a store: what it leases vanishes, and its watches end, with the client or its process. Its
-// methods may be called by several goroutines; their requests are made in the order in which they were called.
-// Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
-// is lost. A refusal wraps the sentinel of its cause: [comm.ErrArgument], [ErrFull], and behind a [Proxy] also
+// Client is a session of a store. Its leased keys vanish, and its watches end, with the client or its process. Its
+// methods may be called by several goroutines; their requests are made in the order in which they were called. Errors
+// wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store is
+// lost. A refusal wraps the sentinel of its cause: [comm.ErrArgument], [ErrFull], and behind a [Proxy] also
 // [comm.ErrExhausted], [comm.ErrUnsupported], [comm.ErrUnavailable] or fs.ErrPermission.
 type Client struct {
 	post    func(r request) error // queues a request; set once, before the first call
@@ -239,7 +240,7 @@ func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a repl
 	return a, fmt.Errorf("store: %s %q: %w", r.Op, r.Key, err)
 }
 
-// Post is Set without an answer: it does not wait, and what is beyond a bound is dropped.
+// Post is Set without an answer: it does not wait, and a request beyond a bound is dropped.
 func (c *Client) Post(key string, value []byte, options ...Option) {
 	_ = c.post(set(key, value, options))
 }
@@ -318,7 +319,7 @@ func (c *Client) CompareAndSet(
 	return now, a.OK, err
 }
 
-// Delete deletes a key, if it has a version or that is 0.
+// Delete deletes a key if it has this version. Version 0 stands for any.
 func (c *Client) Delete(ctx context.Context, key string, version uint64) error {
 	_, err := c.call(ctx, request{Op: opDelete, Key: key, Version: version}, nil)
 	return err
@@ -348,20 +349,21 @@ func (c *Client) Watch(ctx context.Context, prefix string, f func(Event)) (stop 
 // LocalAddr is this process's side of the connection, nil in the store's own process.
 func (c *Client) LocalAddr() net.Addr { return c.local }
 
-// LeaseTime is for how long the store keeps what a process has leased that is silent, 0 if it leaves that to TCP.
+// LeaseTime is how long the store keeps the leases of a silent process, 0 if it relies on TCP.
 func (c *Client) LeaseTime() time.Duration { return c.silence }
 
 // Done is closed when the store is lost or the client closed.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err is why: an error that wraps [comm.ErrPeerFailed] or [comm.ErrClosed], nil before.
+// Err returns why the session ended, an error that wraps [comm.ErrPeerFailed] or [comm.ErrClosed]; nil before.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the session: it returns when the store has taken what was posted and ended it too, or soon.
+// Close ends the session. It returns when the store has handled all posted requests and ended the session too, or
+// after a short time.
 func (c *Client) Close() error {
 	if c.fail(fmt.Errorf("store: %w", comm.ErrClosed)) {
 		return c.end()

@@ -41,18 +41,19 @@ func (r *refusal) Unwrap() error { return ErrRefused }
 
 // Dialer reaches a store.
 type Dialer struct {
-	Addresses []string    // where it may be, as host:port; one of a link without a zone is tried on all interfaces
+	Addresses []string    // of the store, as host:port; a link-local one without a zone is tried on all interfaces
 	TLS       *tls.Config // the job's certificates, of both sides; nil is no valid Dialer
-	Name      string      // of this process, that no other one has
+	Name      string      // of this process; no other one has it
 	Size      int         // of the job, 0 if it is not known
 	Job       string      // the name of the job; "" is a job without a name
 	Once      bool        // Dial makes one attempt at each address
 	Network   Network     // over which the store is reached; nil is the system's TCP
 }
 
-// Dial connects to the store at the first of its addresses that serves it. It may start later, others may have some of
-// its addresses, and it hangs up on some connections while strangers crowd it, so Dial tries until ctx ends. If the
-// store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
+// Dial connects to the store at the first of its addresses that serves it. Dial tries until ctx ends, because the
+// store may start later, others may have some of its addresses, and a store crowded by strangers closes some
+// connections. If the store refuses this process, or others answer at all addresses, Dial returns an error wrapping
+// [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	d.Addresses = d.candidates()
 	hello := d.hello()
@@ -173,7 +174,7 @@ func (d Dialer) hello() greeting {
 	return greeting{Name: d.Name, Size: d.Size, Job: d.Job, Process: rand.Text(), Version: protocol}
 }
 
-// Occupied tells whether the store of this job itself answers at an address, and refuses this process: why.
+// Occupied returns the reason if this job's own store answers at an address and refuses this process.
 func (d Dialer) Occupied(ctx context.Context, address string) error {
 	c, err := d.connect(ctx, address, d.hello(), glance)
 	var r *refusal

@@ -5,16 +5,16 @@ import (
 	"net"
 )
 
-// Network connects the processes of a job where the system's TCP does not: over a tailnet, a relay, or whatever a
-// program has. TLS and the job's secret stay on top, so a Network need not know who connects.
+// Network connects the processes of a job where the system's TCP does not: over a tailnet, a relay, or any other
+// transport of the program. TLS and the job's secret stay on top, so a Network need not know who connects.
 //
-// All that it needs of connections is that they deliver bytes in order or fail, and that Close ends reads and writes.
-// Deadlines, addresses, half-closed connections and keep-alives are not asked for. The methods are called by several
-// goroutines at the same time.
+// Connections must deliver bytes in order or fail, and Close must end reads and writes. Deadlines, addresses,
+// half-closed connections and keep-alives are not needed. The methods are called by several goroutines at the same
+// time.
 type Network interface {
 	// Dial connects to an address where a process of the job listens. network is "tcp". Dial must end when ctx does.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
-	// Listen listens on an address, which is ":0" for any free one, or ":PORT". network is "tcp". What Addr of the
-	// listener says goes to Dial of other processes. Connections outlive the listener.
+	// Listen listens on an address, which is ":0" for any free one, or ":PORT". network is "tcp". Other processes pass
+	// the listener's Addr to Dial. Connections outlive the listener.
 	Listen(network, address string) (net.Listener, error)
 }

@@ -24,7 +24,7 @@ type Backend interface {
 	Store
 	// List returns the keys that begin with a prefix, sorted.
 	List(ctx context.Context, prefix string) ([]Entry, error)
-	// Delete deletes a key, if it has a version or that is 0.
+	// Delete deletes a key if it has this version. Version 0 stands for any.
 	Delete(ctx context.Context, key string, version uint64) error
 }
 
@@ -44,8 +44,8 @@ type Proxy struct {
 	listeners []net.Listener // guarded by mu; nil after Close
 }
 
-// NewProxy makes a proxy of the store that open begins a session of, for a client that gives the name of its job
-// ([Dialer.Job]). A client that says nothing for silence is lost.
+// NewProxy returns a proxy of a store, of which open begins a session for each client with the name of the client's
+// job ([Dialer.Job]). A client that sends nothing for silence is lost.
 func NewProxy(silence time.Duration, open func(ctx context.Context, job string) (Backend, error)) *Proxy {
 	p := &Proxy{open: open, silence: silence, gate: gate.Gate{Name: "store", Places: 256}}
 	p.ctx, p.end = context.WithCancel(context.Background())

@@ -103,12 +103,12 @@ type welcome struct {
 
 // Options of a [Server].
 type Options struct {
-	// Size is the job's; processes that believe in another one are refused. 0 is any.
+	// Size is the size of the job; processes with another size are refused. 0 accepts any.
 	Size int
-	// Job is the name of the job; processes of one of another name are refused. "" is a job without a name.
+	// Job is the name of the job; processes of a job with another name are refused. "" is a job without a name.
 	Job string
-	// Silence ends the session of a process that says nothing for so long, also one that is stopped; processes
-	// send heartbeats. 0 leaves it to TCP's keep-alive, which finds those that are cut off in 25 s.
+	// Silence ends the session of a process that sends nothing for this long, even if it is stopped; processes send
+	// heartbeats. 0 relies on TCP's keep-alive, which detects a lost connection in 25 s.
 	Silence time.Duration
 }
 
@@ -144,8 +144,8 @@ type session struct {
 	out    outbox[reply] // answers and events; locks itself
 }
 
-// RefusedKey has the last refusal of a process that knows the secret. Keys that begin with it and a slash have those of
-// processes that know another one, by host.
+// RefusedKey holds the last refusal of a process that knows the secret. Keys that begin with it and a slash hold the
+// refusals of processes that know another secret, by host.
 const RefusedKey = "store/refused"
 
 // mostForeigners bounds the hosts of which a store keeps that they know another secret.
@@ -173,7 +173,7 @@ func (s *Server) Serve(l net.Listener, conf *tls.Config) {
 	go s.gate.Serve(listener, conf, s.serve)
 }
 
-// Owner is [Server.Local], and closes the server with the client.
+// Owner is [Server.Local] for a client that also closes the server.
 func (s *Server) Owner(name string) *Client {
 	c := s.Local(name)
 	end := c.end
@@ -342,7 +342,7 @@ func (s *Server) serve(conn *tls.Conn) {
 	}
 }
 
-// Close ends the store. What was said before reaches the others, if they take it soon.
+// Close ends the store. Earlier messages still reach the clients that read them soon.
 func (s *Server) Close() error {
 	var err error
 	s.mu.Lock()

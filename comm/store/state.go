@@ -1,6 +1,6 @@
-// Package store lets the processes of a job share keys, as c10d's TCPStore does: a process sets keys,
-// waits for keys of others, counts, compares and sets, watches a prefix, and leases keys that vanish with its session.
-// It carries what a job is made of before and beside its communicators: addresses, ids, notices of aborts, members.
+// Package store lets the processes of a job share keys, as c10d's TCPStore does: a process sets keys, waits for keys
+// of others, counts, compares and sets, watches a prefix, and leases keys that vanish with its session. It carries
+// the data that a job needs before and beside its communicators: addresses, ids, notices of aborts, members.
 //
 //	state.go    what the store does: a deterministic state machine without time, goroutines or connections
 //	server.go   sessions of a state: processes over TLS, and clients of the server's own process
@@ -22,7 +22,7 @@ const (
 	mostKeys    = 1 << 18
 	mostBytes   = 256 << 20 // of keys and values
 	longestKey  = 64 << 10
-	MaxValue    = 1 << 20 // MaxValue is the most bytes of a value.
+	MaxValue    = 1 << 20 // MaxValue is the maximum length of a value, in bytes.
 	mostWaits   = 1 << 10 // of a session
 	mostWatches = 1 << 8  // of a session
 )

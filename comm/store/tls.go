@@ -13,10 +13,10 @@ import (
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
-// TLS is the configuration of both sides of a connection between processes that know a secret. Each proves it by
-// the key of a certificate that follows from the secret and the purpose (HKDF, Ed25519), and accepts no other.
-// What they say is encrypted by keys of the connection alone (TLS 1.3). The secret is used as it is: 32 random bytes
-// or more. rendezvous.Job.TLS also takes one that a person may have thought of, and refuses short ones.
+// TLS is the configuration of both sides of a connection between processes that know a secret. Each proves it by the
+// key of a certificate that follows from the secret and the purpose (HKDF, Ed25519), and accepts no other. Traffic is
+// encrypted with keys of the connection alone (TLS 1.3). The secret is used as it is: 32 random bytes or more.
+// rendezvous.Job.TLS also takes one that a person may have thought of, and refuses short ones.
 func TLS(secret []byte, purpose string) (*tls.Config, error) {
 	seed, err := hkdf.Key(sha256.New, secret, nil, "tutti 1 "+purpose, ed25519.SeedSize)
 	if err != nil {
