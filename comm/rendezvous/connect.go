@@ -80,8 +80,7 @@ type connection struct {
 	kv   *store.Client // nil before the first call; of the caller whose turn it is
 }
 
-// Shared is [Job.Connect] for whatever in a process needs the job's store: one connection, which stays open until the
-// process ends.
+// Shared is [Job.Connect] with one connection for the whole process, which stays open until the process ends.
 func (j Job) Shared(ctx context.Context) (*store.Client, error) {
 	key := fmt.Sprintf("%s %q %q %q %d %d", j.Address, j.Stores, j.Name, j.Secret, j.WorldSize, j.Rank)
 	shared, _ := connections.LoadOrStore(key, &connection{turn: make(chan struct{}, 1)})

@@ -1,6 +1,6 @@
-// Package rendezvous lets the processes of a job find each other before they have a
-// communicator. Their launcher's environment variables tell their ranks ([FromEnv]). They share
-// a store ([Job.Connect]), in which they meet under a number of rank 0's ([Job.Round]).
+// Package rendezvous lets the processes of a job find each other before they have a communicator. Their launcher's
+// environment variables tell their ranks ([FromEnv]). They share a store ([Job.Connect]), in which they meet under a
+// number that rank 0 sets ([Job.Round]).
 package rendezvous
 
 import (
@@ -42,16 +42,17 @@ type Job struct {
 	Guessable bool
 	// Hosted: the launcher keeps the job's store at Address, not rank 0.
 	Hosted bool
-	// Stores are where the job's store is instead, each as host:port, where several processes serve it: it is connected
-	// to at the first that answers. Empty unless tutti launch says so.
+	// Stores are the addresses of the job's store, each as host:port, if several processes serve it. They replace
+	// Address, and the first one that answers is used. Empty unless tutti launch sets it.
 	Stores []string
 	// Name is the job's name in a store of several jobs, "" in a store of one.
 	Name string
 	// Patience is how long Connect and Round wait for other ranks if their context has no deadline:
 	// TUTTI_CONNECT_TIMEOUT in FromEnv. 0 means 10 minutes.
 	Patience time.Duration
-	// Network is what rank 0 serves the store on, and what the others reach it over: Address is one of this network,
-	// and needs a secret. nil is the system's TCP. A store that the launcher keeps is always reached over that.
+	// Network is the network on which rank 0 serves the store and the others reach it. Address is then an address of
+	// this network, and needs a secret. nil is the system's TCP, over which a store that the launcher keeps is always
+	// reached.
 	Network store.Network
 }
 
@@ -119,15 +120,14 @@ var launchers = []launcher{
 	},
 }
 
-// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux and PMI launchers
-// (MPICH, Intel MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
-// that does not use srun. One that others say is a rank of several, as PMIx and PALS do without the size, is
+// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux and PMI launchers (MPICH, Intel MPI),
+// in this order. Without any, the process is a job of one; so is a Slurm batch script that does not use srun. If
+// other variables say that the process is one of several ranks, as PMIx and PALS do without the size, the error is
 // [ErrEnvironment]. getenv is os.Getenv or a stand-in.
 //
-// The secret is TUTTI_SECRET, which must be the same in all processes, or what the file
-// TUTTI_SECRET_FILE has, or the random key of Open MPI's mpirun, together with the launcher's
-// name for the job. If there is only the name (Slurm's job and step, torchrun's --rdzv-id), it
-// is the secret, and Guessable.
+// The secret is TUTTI_SECRET, which must be the same in all processes, or the content of the file TUTTI_SECRET_FILE,
+// or the random key of Open MPI's mpirun, together with the launcher's name for the job. If there is only the name
+// (Slurm's job and step, torchrun's --rdzv-id), it is the secret, and Guessable.
 //
 // The ranks reach rank 0 at MASTER_ADDR:MASTER_PORT with any launcher. If torchrun itself
 // uses that port, it is the next one. If no port is set, it follows from the secret. If no

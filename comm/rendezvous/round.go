@@ -40,7 +40,7 @@ var (
 //
 // The attempt of rank 0 must not succeed before those of the other ranks have begun ([Job.Arrivals]), because the
 // number goes with it. Nor may rank 0 begin another round after a success before the other ranks have returned from
-// Round: let a collective over what the attempts have made come between.
+// Round: run a collective over the result of the attempts in between.
 func (j Job) Round(ctx context.Context, kv *store.Client, purpose string,
 	attempt func(ctx context.Context, number string) error) error {
 	ctx, cancel := waiting.Bounded(ctx, j.Patience)
