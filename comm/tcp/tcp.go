@@ -3,18 +3,17 @@
 //
 //	c, err := tcp.FromEnv(ctx) // under `tutti launch`, torchrun, srun, mpirun
 //
-// Each pair of ranks has a connection, and several where the round trip is long. Both sides
-// prove that they know the job's secret (package comm/store). Ranks find each other's addresses
-// in the job's store, which nothing needs afterwards. Collectives are those of comm/mpi: the
-// same schedules, the same bits.
+// Each pair of ranks has a connection, and several where the round trip is long. Both sides prove that they know the
+// job's secret (package comm/store). Ranks find each other's addresses in the job's store, which is not needed
+// afterwards. Collectives are those of comm/mpi: the same schedules, the same bits.
 //
 // # What is sent when
 //
-// Data goes from a tensor's memory into TLS records, and from these into the memory of the
-// receive. A message whose receive is not posted yet comes early, as far as the window of its pair allows: 4 MiB
-// unless the round trip is long, but for a sixteenth. Its other bytes wait for the receive. Other messages arrive
-// meanwhile, up to one announcement for each 256 bytes of that sixteenth, or more where the window is not full: the
-// next one waits until one of these is received.
+// Data goes from a tensor's memory into TLS records, and from these into the memory of the receive. A message whose
+// receive is not posted yet is sent early within the window of its pair: 4 MiB less a sixteenth, unless the round
+// trip is long. Its other bytes wait for the receive. Other messages arrive meanwhile, up to one announcement for
+// each 256 bytes of that sixteenth, or more where the window is not full: the next one waits until one of these is
+// received.
 //
 // # Ranks of one machine
 //
@@ -80,12 +79,13 @@ const name = "tcp"
 type Config struct {
 	Rank      int
 	WorldSize int
-	// TLS is of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp"). Several ranks need it.
+	// TLS is the configuration of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp"). A world of
+	// several ranks needs it.
 	TLS *tls.Config
-	// World tells worlds apart that share a store.
+	// World distinguishes worlds that share a store.
 	World string
-	// Network is what connections are made over, such as a tailnet or a relay of the program's. All ranks need the same,
-	// and share no memory: what they send goes over it alone. nil is the system's TCP.
+	// Network makes the connections, for example over a tailnet or the program's relay. All ranks need the same
+	// Network. They share no memory: all data goes over the Network. nil is the system's TCP.
 	Network store.Network
 	// Listen is the address, with a port or without one, that other ranks connect to. By
 	// default this rank listens on all interfaces and publishes their addresses.
@@ -100,8 +100,8 @@ type Config struct {
 	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second, and
 	// the same on all ranks.
 	Silence time.Duration
-	// Patience is how long New waits for other ranks if its context has no deadline: by default what
-	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
+	// Patience is how long New waits for other ranks if its context has no deadline: by default TUTTI_CONNECT_TIMEOUT
+	// ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
 
 	report   func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
@@ -185,7 +185,7 @@ func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	return Config{}.FromEnv(ctx)
 }
 
-// FromEnv is the function FromEnv with settings of the program's, such as a Network. The environment has Rank,
+// FromEnv is the function FromEnv with the program's own settings, such as a Network. The environment provides Rank,
 // WorldSize, TLS and World.
 func (c Config) FromEnv(ctx context.Context) (comm.Communicator, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
@@ -313,9 +313,9 @@ func (c *Config) reportAbsent(err error) {
 	c.report(reports)
 }
 
-// New connects the ranks of a world, which publish their addresses in a store. It returns when
-// this rank is connected to all others, or ctx ends. Then the error has a method MissingRanks() []int, of the
-// ranks that this one was never connected to. The store is not needed after that.
+// New connects the ranks of a world, which publish their addresses in a store. It returns when this rank is connected
+// to all others, or ctx ends. If ctx ends first, the error has a method MissingRanks() []int that returns the ranks
+// to which this one was never connected. The store is not needed after that.
 func New(ctx context.Context, kv store.Store, c Config) (comm.Communicator, error) {
 	n, err := newNode(ctx, kv, c)
 	if err != nil {

@@ -2,8 +2,8 @@ package tcp
 
 import "time"
 
-// DefaultSilence is how long a rank may be silent: a process that is swapped out, or stopped for a snapshot, is
-// back within some seconds, and a user waits no longer for the news that one is lost.
+// DefaultSilence is how long a rank may be silent. A process that is swapped out, or stopped for a snapshot, is back
+// within seconds, and users need not wait longer to learn that a rank is lost.
 const DefaultSilence = 10 * time.Second
 
 // beats is the number of signs of life in [Config.Silence]: some may be late or lost.
