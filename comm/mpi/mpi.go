@@ -17,12 +17,12 @@
 // # Environment variables
 //
 //   - TUTTI_MPI_LIB names the library to open, a file name or path, whatever else is found.
-//   - TUTTI_MPI_COLLECTIVES=native makes every collective one call of the library (MPI_Iallreduce, …),
-//     which uses networks and GPUs that the library knows, instead of this package's own. Reductions
-//     are combined in the library's order and precision, not by the order contract ([comm.FixedOrder]).
-//     [comm.ErrUnsupported] are reductions that MPI does not define (Avg, 16-bit and 8-bit floats), ReduceScatter
-//     in place and, where the library lacks MPI 4's large counts, more than 2^31-1 elements at once. A mix is
-//     [comm.ErrMismatch] on every rank.
+//   - TUTTI_MPI_COLLECTIVES=native makes every collective one call of the library (MPI_Iallreduce, …), which uses
+//     networks and GPUs that the library knows, instead of this package's own. Reductions are combined in the
+//     library's order and precision, not by the order contract ([comm.FixedOrder]). Reductions that MPI does not
+//     define (Avg, 16-bit and 8-bit floats), ReduceScatter in place and, if the library lacks MPI 4's large counts,
+//     more than 2^31-1 elements at once are [comm.ErrUnsupported]. A mix of settings is [comm.ErrMismatch] on every
+//     rank.
 //   - TUTTI_MPI_SHARED=off for any rank has all ranks of a host go through MPI instead of sharing memory.
 //
 // Any other value is an error of [Init].
@@ -151,11 +151,10 @@ const (
 // MPI_Finalize to the program. After Finalize, MPI cannot be initialized again:
 // [comm.ErrClosed].
 //
-// Init waits for the other ranks. When ctx ends before they have come, it returns
-// [comm.ErrTimeout] or [comm.ErrCanceled]; without a deadline that is after 10 minutes, or
-// TUTTI_CONNECT_TIMEOUT. After that and after [comm.ErrMismatch] (see
-// "Environment variables"), MPI cannot be used in this process any more: it should exit with a
-// non-zero status.
+// Init waits for the other ranks. If ctx ends before they arrive, it returns [comm.ErrTimeout] or [comm.ErrCanceled].
+// Without a deadline, it waits for 10 minutes, or TUTTI_CONNECT_TIMEOUT. After such an error and after
+// [comm.ErrMismatch] (see "Environment variables"), MPI cannot be used in this process any more: it should exit with
+// a non-zero status.
 func Init(ctx context.Context) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
