@@ -4,18 +4,16 @@
 //
 // # How it works
 //
-// The collectives of a world form one sequence. A rank submits one by writing
-// its arguments into the slot of the next sequence number, in a ring of slots,
-// and counting down what the slot still misses: one arrival per rank, and the
-// end of the preceding collective. Whoever brings that count to zero compares
-// the arguments of all ranks, so a disagreement is found before any memory is
-// touched, and starts the work. Small work is done on the spot. Larger work is
-// cut into chunks, which any rank that waits in Sync claims one after the
-// other; a rank that computes meanwhile need not take part.
+// The collectives of a world form one sequence. A rank submits one by writing its arguments into the slot of the next
+// sequence number, in a ring of slots, and counting down the events that the slot waits for: one arrival per rank,
+// and the end of the preceding collective. The rank that brings this count to zero compares the arguments of all
+// ranks, so a disagreement is found before any memory is touched, and starts the work. Small work is done at once.
+// Larger work is cut into chunks, which any rank that waits in Sync claims one after the other; a rank that computes
+// meanwhile need not take part.
 //
 // Where each rank has a processor, and there are at most 16, barriers and short allreduces, of up to 32 KiB, go
-// another way: each rank tells the others its call and its data in its own cell.
-// Of short data each makes the whole result itself, of longer data a part, which the others copy.
+// another way: each rank tells the others its call and its data in its own cell. For short data, each rank computes
+// the whole result. For longer data, each computes a part, which the others copy.
 //
 // Messages (Send, Recv) are matched in mailboxes and copied once, from the
 // sender's buffer into the receiver's.
@@ -31,8 +29,7 @@
 //     are reproducible and bit-identical on all ranks. f16, bf16 and fp8 are
 //     accumulated in float32 and rounded once.
 //   - Ranks that disagree on what they called all get [comm.ErrMismatch].
-//   - When a call returns an error because the communicator broke, nobody
-//     touches this rank's buffers any more.
+//   - When a call returns an error because the communicator aborted, nobody touches this rank's buffers any more.
 //   - The operations of one [comm.Communicator.Group] are not ordered among
 //     each other, except that collectives keep their order; overlapping
 //     buffers of messages in one group are [comm.ErrArgument].
