@@ -1,5 +1,5 @@
-// Package checked finds the rank that calls a different collective: wrap the communicator of each rank
-// with [New], and what would hang is an error on all ranks that says who called what.
+// Package checked finds the rank that calls a different collective: wrap the communicator of each rank with [New],
+// and a mismatch that would hang is an error on all ranks that names each rank's call.
 package checked
 
 import (
@@ -18,20 +18,17 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Communicator is a communicator that finds out before each collective of another
-// one whether all ranks have called the same: the same method, count, type,
-// reduction, root and lengths. If they have not, every rank gets an error
-// wrapping [comm.ErrMismatch] that says who called what, and the communicator is
-// aborted; nothing of the call has reached the other communicator, which could
-// have hung, or read memory that is not there. It is a tool for debugging and
+// Communicator checks, before each collective of the communicator that it wraps, that all ranks make the same call:
+// the same method, count, type, reduction, root and lengths. If they do not, every rank gets an error wrapping
+// [comm.ErrMismatch] that names each rank's call, and the communicator is aborted. The call does not reach the
+// wrapped communicator, which could hang, or read memory that is not there. Communicator is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
-// The words travel over their own communicator, so that they do not meet
-// what is in flight. A rank that does not come at all within the timeout is
-// [comm.ErrTimeout].
+// The words travel over their own communicator, so that they do not mix with operations in flight. If a rank does not
+// arrive within the timeout, the error is [comm.ErrTimeout].
 //
-// Messages are not compared. They go to the other communicator at once, which may
-// find by itself that their ends differ: package nccl does not.
+// Messages are not compared. They go to the wrapped communicator at once, which may detect that their ends differ:
+// package nccl does not.
 //
 // The collectives of a Group are compared, one after the other, before the group
 // starts. A program in which a rank comes to them only after a message of the same
@@ -59,12 +56,11 @@ type Communicator struct {
 // than a healthy job's ranks are apart at a call, or take to make a communicator of NCCL.
 const checkPatience = 30 * time.Second
 
-// New returns a Communicator around c, which all ranks of c make together. timeout is how long
-// a rank waits for the others to come to the same call, 0 for 30 s. New itself waits for them for
-// that time, at least 30 s, and no longer than ctx.
-// Memory for what is compared comes from rt, which must be memory that c can reach, or
-// from a fork of rt where there are such ([runtime.StreamForker]), so that no call waits
-// for what the device computes. Closing a Communicator closes c.
+// New returns a Communicator around c, which all ranks of c make together. timeout is how long a rank waits for the
+// others to come to the same call, 0 for 30 s. New itself waits for them for that time, at least 30 s, and no longer
+// than ctx. Memory for the comparison comes from rt, and must be memory that c can reach. If rt is a
+// [runtime.StreamForker], it comes from a fork of rt, so that no call waits for the device's computation. Closing a
+// Communicator closes c.
 func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout time.Duration) (*Communicator, error) {
 	k := &Communicator{
 		Wrapped: comm.Wrap(c),
