@@ -26,11 +26,10 @@ type Traffic struct {
 	Time time.Duration
 }
 
-// Communicator counts what passes through another one.
+// Communicator counts the traffic of the communicator that it wraps.
 //
-// Volume is counted per rank as the field's literature does, from what an
-// optimal algorithm has to move, not from what the backend happens to do. With
-// P ranks:
+// Volume is counted per rank, as in the literature: the elements that an optimal algorithm has to move, not those
+// that the backend happens to move. With P ranks:
 //
 //	AllReduce      2·count·(P-1)/P, rounded down
 //	ReduceScatter  count·(P-1)
