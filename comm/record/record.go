@@ -29,9 +29,9 @@ import (
 // and the error. Its dump ([Recorder.WriteJSON]) has the form of PyTorch's flight recorder.
 // `tutti diagnose` compares the dumps of all ranks.
 //
-// A call is known to be done when a later Sync or a Barrier has returned, and before that
-// where the communicator reports its progress ([backend.Progresser]). Its time is then the time of the
-// next look, at one of the next eight calls or for the dump.
+// A call is known to be done when a later Sync or a Barrier has returned, or earlier if the communicator reports its
+// progress ([backend.Progresser]). In that case, its time is the time of the next progress check, at one of the next
+// eight calls or for the dump.
 //
 // A dump is written to a file when a wait fails (Sync, Barrier, Split), when the rank
 // aborts, on a signal ([Recorder.NotifyOn], [Recorder.SaveBefore]), and by
@@ -188,8 +188,8 @@ func New(c comm.Communicator, n int, dir string) *Recorder {
 }
 
 // Member makes the rank an elastic member with a name, "" for none. The dump has the name, as another epoch gives the
-// member another rank. When it aborts it does not wait for the dumps of others, which nobody ends because of it. Call
-// Member before anything else of r.
+// member another rank. A member that aborts does not wait for the dumps of others, because its abort ends no other
+// process. Call Member before any other method of r.
 func (r *Recorder) Member(name string) {
 	r.member = name
 	r.alone = true
