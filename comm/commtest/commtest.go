@@ -1,6 +1,5 @@
-// Package commtest is the conformance suite of [comm.Communicator]: what the
-// contract promises, as tests that any backend can run, also one outside this
-// module.
+// Package commtest is the conformance suite of [comm.Communicator]: the promises of the contract, as tests that any
+// backend can run, even one outside this module.
 //
 //	func TestConformance(t *testing.T) {
 //		commtest.Run(t, commtest.Backend{
@@ -43,7 +42,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Rank is one participant of a world, as the body of [Backend.Run] gets it.
+// Rank is one participant of a world, as passed to the body of [Backend.Run].
 type Rank struct {
 	// Comm is the rank's communicator.
 	Comm comm.Communicator
@@ -86,8 +85,8 @@ type Backend struct {
 	// NoMismatch: ranks that call different collectives, counts, types or
 	// operations are not detected (NCCL without checked.Communicator).
 	NoMismatch bool
-	// LateMismatch: a rank whose part of a collective is done before it could be
-	// told that others disagree about it learns so from the next Barrier (MPI).
+	// LateMismatch: a rank that finishes its part of a collective before it can learn of a mismatch gets the error
+	// from the next Barrier (MPI).
 	LateMismatch bool
 	// NoPeerFailure: a rank that leaves is noticed by its peers' deadlines
 	// alone, not by [comm.ErrPeerFailed], and what it aborted may complete on a
@@ -99,8 +98,8 @@ type Backend struct {
 	// NoFixedOrder: reductions do not follow the order contract of [comm.Communicator], and
 	// [comm.FixedOrder] of the backend's communicators says so, which the suite tests (NCCL).
 	NoFixedOrder bool
-	// Communicators bounds how many sub-communicators a rank has open at a time, at least
-	// 8: those that a library or a device has room for. 0 is no bound.
+	// Communicators is the maximum number of sub-communicators that a rank has open at a time, at least 8, if a
+	// library or a device has limited room. 0 means no maximum.
 	Communicators int
 	// Synchronous: a collective waits for the other ranks when it is called
 	// (checked.Communicator), not only in Sync.
