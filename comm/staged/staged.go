@@ -13,19 +13,19 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// New returns a communicator for memory of device over c, which reaches memory of host. The data that a call sends
-// is copied to the host, and the data that it receives is copied back, so that GPUs communicate over MPI, TCP or
-// goroutines. A GPU copies from and to memory that it has pinned, as much as the longest call needs: close the
-// communicator before the GPU's runtime. An allreduce, a reduce or a broadcast of at least 16 MiB is done in
-// chunks, and the copies of some run beside the others. It is for links much slower than the copies, such as
-// between hosts, and for small messages. Calls are done one after the other ([backend.NewSerial]).
+// New returns a communicator for memory of device over c, which reaches memory of host. The data that a call sends is
+// copied to the host, and the data that it receives is copied back, so that GPUs communicate over MPI, TCP or
+// goroutines. A GPU copies through pinned memory, as much as the longest call needs: close the communicator before
+// the GPU's runtime. An allreduce, a reduce or a broadcast of at least 16 MiB is done in chunks, whose copies overlap
+// the communication of other chunks. The result is for links much slower than the copies, such as between hosts, and
+// for small messages. Calls run one at a time ([backend.NewSerial]).
 //
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.
 //
-// The ranks of c make a staged communicator of it together. It closes c, which nobody else uses
-// from then on. A reduction that c does not have is an error of the wait, which aborts both.
-// New returns [comm.ErrDevice] if c does not reach host's memory.
+// All ranks of c call New together. The result owns and closes c, which nothing else may use from then on. A
+// reduction that c does not support fails in the wait, which aborts both. New returns [comm.ErrDevice] if c does not
+// reach host's memory.
 func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
 	check := &backend.Check{
 		Backend:   "staged",
