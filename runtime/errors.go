@@ -6,8 +6,7 @@ import "errors"
 var (
 	// ErrClosed: the runtime was closed.
 	ErrClosed = errors.New("runtime is closed")
-	// ErrOutOfMemory: the system has no memory of the size asked for, also
-	// after the cache was flushed.
+	// ErrOutOfMemory: the system has no memory of the requested size, even after the cache was flushed.
 	ErrOutOfMemory = errors.New("out of memory")
 	// ErrFrozen: the pool is frozen and holds no block of that size.
 	ErrFrozen = errors.New("allocator is frozen")
@@ -25,7 +24,7 @@ var (
 	ErrShape = errors.New("shape mismatch")
 	// ErrDType: the element type does not fit.
 	ErrDType = errors.New("dtype mismatch")
-	// ErrDevice: memory, a stream or a tensor of a device that does not serve here.
+	// ErrDevice: memory, a stream or a tensor belongs to a device that cannot be used here.
 	ErrDevice = errors.New("wrong device")
 	// ErrNotContiguous: the operation needs contiguous elements.
 	ErrNotContiguous = errors.New("tensor is not contiguous")

@@ -1,11 +1,10 @@
 // Package runtime makes, copies and views tensors in the memory of a device. A
 // [Runtime] hands out that memory as uintptr, copies it, and reports what it holds.
 //
-// The contract is small on purpose. What only some devices can do is a
-// separate interface, found by type assertion on a [Runtime]: [Freezer] for
-// allocators that can be frozen, [StreamForker] for side streams. A [Tensor]
-// is an array in the memory of a Runtime. Package runtime/kernel has what the
-// library's own patterns need of a device, for authors of devices.
+// The contract is small on purpose. Features of some devices are separate interfaces, found by type assertion on a
+// [Runtime]: [Freezer] for allocators that can be frozen, [StreamForker] for side streams. A [Tensor] is an array in
+// the memory of a Runtime. Package runtime/kernel, for authors of devices, has the kernels that the library's own
+// patterns need.
 //
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
 // Every implementation passes the suite in runtime/runtimetest.
@@ -84,17 +83,16 @@ type Runtime interface {
 	// consecutive elements.
 	Fill(dst uintptr, count int, dt dtype.DType, value float64) error
 
-	// Synchronize waits until all submitted work is done, or ctx is. A ctx that
-	// is done already is an error even if no work is pending.
+	// Synchronize waits until all submitted work is done, or ctx is. A ctx that is done already is an error even if no
+	// work is in flight.
 	Synchronize(ctx context.Context) error
-	// ComputeStream is the native handle of the stream that work is ordered
-	// on, 0 where there is none (CPU).
+	// ComputeStream is the native handle of the stream that work is ordered on, 0 if there is none (CPU).
 	ComputeStream() uintptr
 
 	// Stats reports the allocator's counters.
 	Stats() Stats
-	// Close gives all memory back to the system, also what is still live
-	// (which it reports as an error wrapping [ErrLeak]). Closing twice is fine.
+	// Close returns all memory to the system, including live blocks, which it reports as an error wrapping [ErrLeak].
+	// Closing twice is fine.
 	Close() error
 }
 
@@ -115,8 +113,7 @@ type Stats struct {
 // goes back to the system. A captured graph needs that: the addresses it
 // recorded must stay valid and no allocation may reach the driver.
 //
-// Freezing nests: the pool thaws when Unfreeze was called as often as Freeze.
-// An Unfreeze too many does nothing.
+// Freezing nests: the pool thaws when Unfreeze was called as often as Freeze. An extra Unfreeze does nothing.
 type Freezer interface {
 	// Freeze freezes the pool once more.
 	Freeze()

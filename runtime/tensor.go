@@ -19,14 +19,13 @@ import (
 // another tensor (Slice, Index, Transpose, Permute, Reshape), which shares its
 // memory. Views of views refer to the one tensor at their base.
 //
-// Free releases it. The memory of an owning tensor goes back to the runtime,
-// and the views of it are then freed too; freeing a view ends only the view;
-// wrapped memory stays its owner's, who is told. All use after that is [ErrFreed]. Nothing
-// frees a tensor that the program forgets, because its address may still be in
-// use (in a captured graph, for instance): it shows in [Stats] and at Close.
+// Free releases it. The memory of an owning tensor goes back to the runtime, and the views of it are then freed too;
+// freeing a view ends only the view; wrapped memory stays with its owner, who is told. All use after that is
+// [ErrFreed]. Nothing frees a tensor that the program forgets, because its address may still be in use (in a captured
+// graph, for instance): it shows in [Stats] and at Close.
 //
-// The methods may be called from any goroutine. Two that touch the same
-// elements, or Free and another, have to be kept apart by the caller.
+// The methods may be called from any goroutine. The caller must serialize methods that touch the same elements, and
+// Free with any other method.
 type Tensor struct {
 	memory *memory
 	ptr    uintptr // of the first element; 0 if there is none
@@ -71,11 +70,10 @@ func New(rt Runtime, dt dtype.DType, shape ...int) (*Tensor, error) {
 // to the element size; it may be 0 if the tensor is empty. Strides are in
 // elements, may be zero or negative, and nil means contiguous.
 //
-// The memory must stay valid until Free, which calls release once, if it is not
-// nil: it tells the owner that the tensor no longer needs the memory. Until then
-// the tensor keeps reachable what release refers to. An address is no reference:
-// Go memory is wrapped by runtime/cpu's Wrap, because the address of a slice may
-// be one on a stack, which moves, or of memory that the garbage collector takes.
+// The memory must stay valid until Free, which calls release once, if it is not nil: it tells the owner that the
+// tensor no longer needs the memory. Until then the tensor keeps reachable what release refers to. An address is not
+// a reference. Go memory is wrapped by runtime/cpu's Wrap, because a slice may lie on a stack, which moves, or in
+// memory that the garbage collector frees.
 func Wrap(rt Runtime, ptr uintptr, dt dtype.DType, shape, strides []int, release func()) (*Tensor, error) {
 	if err := checkNew(rt, dt); err != nil {
 		return nil, err
@@ -125,13 +123,12 @@ func (t *Tensor) DType() dtype.DType {
 	return t.dt
 }
 
-// Shape returns the size of every dimension, in a slice of the caller's.
+// Shape returns the size of every dimension, in a slice that the caller owns.
 func (t *Tensor) Shape() []int {
 	return slices.Clone(t.layout.shape)
 }
 
-// Strides returns how many elements apart neighbours along each dimension are,
-// in a slice of the caller's.
+// Strides returns how many elements apart neighbours along each dimension are, in a slice that the caller owns.
 func (t *Tensor) Strides() []int {
 	return slices.Clone(t.layout.strides)
 }
@@ -172,9 +169,8 @@ func (t *Tensor) isFreed() bool {
 	return t.freed.Load() || t.memory.freed.Load()
 }
 
-// Free ends the use of the tensor as the type's comment says. Freeing again,
-// also from several goroutines at once, does nothing, and neither does freeing nil,
-// so that what gives back several tensors need not know which of them were made.
+// Free ends the use of the tensor as the type's comment says. Freeing again, even from several goroutines at once, or
+// freeing nil, does nothing. Code that frees several tensors need not know which of them were made.
 func (t *Tensor) Free() error {
 	if t == nil {
 		return nil

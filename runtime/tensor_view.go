@@ -14,8 +14,7 @@ func (t *Tensor) Slice(dim, from, to int) (*Tensor, error) {
 	return t.viewOf(l, offset), nil
 }
 
-// Index returns a view of the elements with index i along one dimension,
-// which the view no longer has.
+// Index returns a view of the elements with index i along one dimension. The view lacks this dimension.
 func (t *Tensor) Index(dim, i int) (*Tensor, error) {
 	if err := t.check(); err != nil {
 		return nil, err
