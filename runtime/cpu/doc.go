@@ -11,9 +11,8 @@
 //     them.
 //   - An Allocate and Deallocate that the pool serves takes tens of nanoseconds
 //     and no Go memory. Each size class has a lock.
-//   - The bookkeeping is not in the blocks, so writing out of bounds or after
-//     Deallocate does not corrupt it, and a pointer that is freed twice, is
-//     foreign or lies inside a block is an error and nothing else.
+//   - The bookkeeping is not in the blocks, so writing out of bounds or after Deallocate does not corrupt it. Freeing
+//     a pointer twice, a foreign one, or one inside a block is an error and has no other effect.
 //   - [Runtime.Freeze] keeps the pool from the system, [Runtime.Trim] returns
 //     what is unused, and [Runtime.Close] returns everything and reports what
 //     was still live.

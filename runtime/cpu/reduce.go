@@ -9,9 +9,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reduce combines count elements of all srcs, in the order of srcs, and stores
-// the result in every one of dsts: what a communicator of one's own needs. Both
-// hold addresses of host buffers.
+// Reduce combines count elements of all srcs, in the order of srcs, and stores the result in every one of dsts: the
+// reduction that a custom communicator needs. Both hold addresses of host buffers.
 //
 // F16, BF16 and the FP8 types are accumulated in float32 and rounded once, to
 // nearest even; FP8 saturates as [dtype.FromFloat32] does. Avg divides the sum

@@ -11,10 +11,9 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Wrap makes a tensor of a slice, without copying it: what changes one changes
-// the other. No shape makes a vector; any other must have as many elements as
-// data ([runtime.ErrShape]). rt is a [Runtime]: memory of another one, such as a
-// GPU's, is no slice ([runtime.ErrDevice]), and [runtime.FromSlice] copies to it.
+// Wrap makes a tensor of a slice, without copying it: changes to one change the other. No shape makes a vector; any
+// other must have as many elements as data ([runtime.ErrShape]). rt is a [Runtime]: memory of another one, such as a
+// GPU's, cannot be a slice ([runtime.ErrDevice]), and [runtime.FromSlice] copies to it.
 //
 // The slice stays where it is, and reachable, until the tensor is freed: it is
 // pinned, and one that the compiler would put on a stack is put on the heap. A
@@ -73,13 +72,12 @@ func wrap[T any](owner runtime.Runtime, data []T, dt dtype.DType, n int, shape [
 	return t, nil
 }
 
-// Slice returns the elements of a contiguous tensor in host memory, of any
-// runtime, without copying them. T must be the Go type of its dtype
-// ([runtime.ErrDType]). The slice is valid until the tensor is freed, or, of a
-// wrapped slice, as long as that is.
+// Slice returns the elements of a contiguous tensor in host memory, of any runtime, without copying them. T must be
+// the Go type of its dtype ([runtime.ErrDType]). The slice is valid until the tensor is freed, or, if the tensor
+// wraps a slice, as long as that slice is.
 //
-// A Go bool has to be 0 or 1, while any byte but 0 is true in a tensor: Slice
-// makes those of a tensor of bools 1.
+// A Go bool has to be 0 or 1, while any byte but 0 is true in a tensor: in a tensor of bools, Slice sets those bytes
+// to 1.
 func Slice[T dtype.Element](t *runtime.Tensor) ([]T, error) {
 	if t == nil {
 		return nil, fmt.Errorf("cpu: slice of a nil tensor: %w", runtime.ErrArgument)
