@@ -6,8 +6,8 @@ import (
 	"sort"
 )
 
-// Codec says how values travel: those of a list beside its indices ([Kernels.Encode]), or
-// those of a dense array ([Kernels.Quantize]).
+// Codec is the format of values in a message: of a list, beside its indices ([Kernels.Encode]), or of a dense array
+// ([Kernels.Quantize]).
 //
 // A list's message has these parts, one after the other. Integers are little-endian, of 32
 // bits where nothing else is said; bits fill a byte from its lowest on. m is the number of
@@ -71,7 +71,7 @@ import (
 //     which the upper half is added to the lower one, element by element, until one is left.
 //     Rounded to BF16 it is not beyond the largest number, and 0 if below 2^-126.
 //
-// What is decoded is a function of the message alone, the same on every device.
+// The decoded values depend on the message alone, and are the same on every device.
 type Codec uint8
 
 // The codecs.
@@ -203,7 +203,7 @@ func ChunkedLen(n, k, chunk int) int {
 	return full + short
 }
 
-// Message is a list as it travels, in device memory.
+// Message is an encoded list in device memory.
 type Message struct {
 	Ptr   uintptr // aligned to 4 bytes
 	Bytes int     // the capacity, at most 2^31-1

@@ -3,8 +3,8 @@ package kernel
 // FixedBlock is the number of elements that have an exponent in common.
 const FixedBlock = 64
 
-// Fixed is sums in fixed point. A term of block b, with exponent field e, is an integer number of units of
-// 2^(e-126-Bits): what is in the block is less than 2^(e-126). As integers, terms give one sum in any order.
+// Fixed is an array of sums in fixed point. A term of block b, with exponent field e, is an integer number of units
+// of 2^(e-126-Bits): what is in the block is less than 2^(e-126). As integers, terms give one sum in any order.
 type Fixed struct {
 	// Sums is the address of N I32. With m terms of an element, m*2^Bits is less than 2^31, or they wrap around.
 	Sums uintptr

@@ -25,8 +25,8 @@ type HostCopy interface {
 	// Ready reports, without waiting, whether the copy that was posted last is made, or
 	// none was.
 	Ready() (bool, error)
-	// Read waits for that, or until ctx is done, and returns the bytes, valid until the
-	// next Post and Close.
+	// Read waits for the copy that was posted last, or until ctx is done. It returns the bytes, valid until the next
+	// Post or Close.
 	Read(ctx context.Context) ([]byte, error)
 	// Close waits for the copy, as long as Close of the runtime does for anything, and
 	// gives the memory back. Closing twice is fine. Without it the runtime's Close

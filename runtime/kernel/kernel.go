@@ -53,8 +53,8 @@ type Source struct {
 	// From is the address of the N F32 that Grad is added to, and which stay as
 	// they are; 0: X. Without Grad it is ignored.
 	From uintptr
-	// Keep, if not 0, is the address of N F32 that become what Grad is added to, bit for
-	// bit. Where a call then fails, X is as it was. Without Grad it is ignored.
+	// Keep, if not 0, is the address of N F32 that receive the values to which Grad is added, bit for bit. If a call
+	// then fails, X is as it was. Without Grad it is ignored.
 	Keep uintptr
 	// Take zeroes the selected entries in X.
 	Take bool
@@ -71,8 +71,7 @@ type Copy struct {
 // MaxCopies is how many copies [Kernels.CopyIf] makes at most.
 const MaxCopies = 4
 
-// Acceptance says which thresholds [Kernels.SelectNear] accepts, and what becomes of
-// them.
+// Acceptance says which thresholds [Kernels.SelectNear] accepts, and how it updates them.
 type Acceptance struct {
 	// Min is the fewest entries that may pass.
 	Min int
@@ -93,8 +92,8 @@ type Piece struct {
 	// end. What is outside of the list is its beginning or end, and an End before Start
 	// makes an empty piece.
 	Start, End uintptr
-	// ByIndex has Start and End mean indices instead: the piece has the entries whose
-	// index is not below the first and below the second.
+	// ByIndex makes Start and End indices instead: the piece has the entries whose index is at least the first and
+	// below the second.
 	ByIndex bool
 	// To is where the piece is put.
 	To Entries
@@ -103,23 +102,21 @@ type Piece struct {
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
 const MaxPieces = 8
 
-// Restoration is the arguments of [Kernels.Restore]. The zero Restoration restores nothing.
+// Restoration holds the arguments of [Kernels.Restore]. The zero Restoration restores nothing.
 type Restoration struct {
 	Dst   Array   // what entries are restored to
 	L     Entries // which may be restored
 	Taken Entries // whose indices are not restored
 }
 
-// Kernels is what the sparse patterns of package distributed need of a device.
-// A runtime that has them implements [Provider].
+// Kernels are the operations that the sparse patterns of package distributed need on a device. A runtime that has
+// them implements [Provider].
 //
 // Conventions, the same on every device:
 //
-//   - Nothing waits for the device. Work is ordered on the compute stream, and
-//     numbers (counts I32, thresholds F32, moments F64) go in and out by device
-//     address, aligned to their size. The host reads them, if at all, when it
-//     has waited for the stream. So whatever a method does can be captured in a
-//     graph.
+//   - Nothing waits for the device. Work is ordered on the compute stream, and numbers (counts I32, thresholds F32,
+//     moments F64) go in and out by device address, aligned to their size. The host reads them, if at all, when it
+//     has waited for the stream. So every method can be captured in a graph.
 //   - Buffers are device memory; lengths are in elements. Addresses are aligned
 //     to 4 bytes (those of 2-byte elements to 2) and to nothing more: lists are
 //     cut anywhere. Buffers do not overlap unless a method says so.
@@ -317,8 +314,7 @@ type Provider interface {
 	Kernels() Kernels
 }
 
-// Lookup returns the kernels of a runtime. The error of a runtime that has none wraps
-// [runtime.ErrUnsupported].
+// Lookup returns the kernels of a runtime. If the runtime has none, the error wraps [runtime.ErrUnsupported].
 func Lookup(rt runtime.Runtime) (Kernels, error) {
 	provider, ok := rt.(Provider)
 	if !ok {
