@@ -18,10 +18,9 @@ import (
 //
 //	Float32() float32
 //
-// Nothing has to be registered: what the method makes of a few bit patterns tells
-// f16 from bf16, and fp8e4m3 from fp8e5m2. A named type without the method, or
-// whose method reads them as none of these, has no DType: Of gives [Invalid], and
-// what is given one is refused.
+// Nothing has to be registered: the method's results for a few bit patterns tell f16 from bf16, and fp8e4m3 from
+// fp8e5m2. A named type without the method, or whose method reads them as none of these, has no DType: Of returns
+// [Invalid], and other functions refuse the type.
 type Element interface {
 	float64 | float32 | int64 | int32 | int16 | int8 | uint64 | uint32 | ~uint16 | ~uint8 | bool
 }

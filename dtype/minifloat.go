@@ -21,9 +21,9 @@ type Float8E5M2 uint8
 // Round returns the value of type T that is nearest to v, the even one of two. A NaN stays a NaN (in BF16 quiet, with
 // its sign and the upper bits of its payload).
 //
-// What rounds beyond the largest number becomes infinite in BF16, as IEEE 754 prescribes. The FP8 types saturate, as
-// OFP8 calls it: what overflows, and an infinity, becomes the largest number, 448 in E4M3 and 57344 in E5M2. So no
-// conversion produces the infinities of E5M2, but one that is already there reads as an infinity.
+// A value that rounds beyond the largest number becomes infinite in BF16, as IEEE 754 prescribes. The FP8 types
+// saturate, as OFP8 calls it: an overflow or an infinity becomes the largest number, 448 in E4M3 and 57344 in E5M2.
+// So no conversion produces the infinities of E5M2, but one that is already there reads as an infinity.
 func Round[T BFloat16 | Float8E4M3 | Float8E5M2](v float32) T {
 	var format *convert.Format
 	switch any(*new(T)).(type) {
