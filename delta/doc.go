@@ -1,7 +1,7 @@
-// Package delta hands the weights of a training to other processes, such as inference engines, evaluators and members
-// that join, and to files: of each version only what has changed. An optimizer's step leaves most 16-bit weights as
-// they are and moves the others by one unit in the last place, so a version takes 0.8 to 1.3 bytes a changed weight.
-// docs/deltas.md is the guide.
+// Package delta sends the weights of a training run to other processes, such as inference engines, evaluators and
+// joining members, and to files. Of each version it sends only the changes. An optimizer's step leaves most 16-bit
+// weights as they are and moves the others by one unit in the last place, so a version takes 0.8 to 1.3 bytes a
+// changed weight. docs/deltas.md is the guide.
 //
 // A [Publisher] has the versions of a trainer, which come as tensors in any memory ([Of], [Host]). Over a
 // communicator it calls Publish where each [Subscriber] calls Update; without one it writes to an [io.Writer]

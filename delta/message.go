@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// ErrDelta is what a delta that is damaged, or not one of these tensors, fails with.
+// ErrDelta means that a delta is damaged, or does not belong to these tensors.
 var ErrDelta = errors.New("invalid delta")
 
 // errDamaged is what no encoder wrote.
@@ -83,8 +83,8 @@ func (p *packed) unpack(base []byte) ([]byte, error) {
 	return unpack(base, p.frame, p.length)
 }
 
-// SetText has d carry the text that a program keeps with the tensors of the base and of the target, such as the
-// headers of their files, as what has changed in it.
+// SetText makes d carry a text that a program keeps with the tensors, such as the headers of their files. It stores
+// the changes from the base's text to the target's.
 func (d *Delta) SetText(base, target []byte) (err error) {
 	d.text, err = newPacked(base, target)
 	return err
@@ -214,8 +214,8 @@ func (d *Delta) parts() (parts [][]byte) {
 	return parts
 }
 
-// Read reads a delta from its beginning to its end, and no further. It takes as much memory as
-// there are bytes to read, whatever they say. Where there are none, its error is an [io.EOF] as well.
+// Read reads a delta from its beginning to its end, and no further. It takes as much memory as there are bytes to
+// read, whatever they say. If there are none, its error also wraps [io.EOF].
 func Read(r io.Reader) (*Delta, error) {
 	var head [len(magic)]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -391,7 +391,7 @@ func appendLayout(b []byte, tensors []Tensor) []byte {
 	return b
 }
 
-// Elements returns the number of elements, if type and shape are such that it can be in memory.
+// Elements returns the number of elements, or an error if no tensor in memory can have this type and shape.
 func (t Tensor) Elements() (int, error) {
 	err := t.check()
 	return t.elements, err

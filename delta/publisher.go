@@ -25,8 +25,8 @@ type Publisher struct {
 	log     []*Delta // deltas up to it, the oldest first; nil before the second version
 }
 
-// NewPublisher returns a publisher that has no version yet. It sends over c through memory of rt;
-// without communicator (nil), [Publisher.WriteSince] alone.
+// NewPublisher returns a publisher that has no version yet. It sends over c through memory of rt; without a
+// communicator (nil), only [Publisher.WriteSince] sends versions.
 func NewPublisher(rt runtime.Runtime, c comm.Communicator) *Publisher {
 	return &Publisher{link: link{rt, c}, replica: &replica{}}
 }
@@ -100,10 +100,10 @@ func (p *Publisher) Stat() Stat {
 	return p.log[len(p.log)-1].Stat()
 }
 
-// WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a
-// connection from which they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
-// the publisher does not know the version, or if tensors have come, gone or changed their shapes in between. Since
-// the latest version that is a delta without changes. It makes shorter deltas than Publish does, as [Diff].
+// WriteSince writes the delta from that version, at least 1, to the latest, to a file or a connection from which
+// subscribers [Subscriber.Read]. It folds the versions between. It writes a full copy if that is smaller, if the
+// publisher does not know the version, or if tensors have come, gone or changed their shapes in between. If that
+// version is the latest, the delta has no changes. It makes shorter deltas than Publish does, as [Diff].
 func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64) error {
 	d, err := p.deltaFrom(ctx, version, nil, true)
 	if err != nil {

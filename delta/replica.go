@@ -557,9 +557,9 @@ func halves(tick func(done, total int)) (first, second func(done, total int)) {
 }
 
 // Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
-// the delta's base: a [VersionError] if they are others. These are only read, so their memory is to be other memory.
+// the delta's base: a [VersionError] if they are others. The base is only read, so the target needs other memory.
 // tick, if not nil, is told of progress. It reads the base once, and takes memory for a few blocks. After an error,
-// what was made is of no use.
+// the target's content is unusable.
 func (d *Delta) Apply(
 	ctx context.Context, base []Tensor, target func(Tensor) (Memory, error), tick func(done, total int),
 ) error {

@@ -18,12 +18,12 @@ var (
 	// ErrNoVersion means that a subscriber has no tensors to read: before its first update, and after a
 	// failed update that could not be rolled back. The next update brings a full copy.
 	ErrNoVersion = errors.New("delta: no version")
-	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them during
-	// the vote. It shows no tensors until an update with those that are left has told.
+	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them
+	// during the vote. It shows no tensors until an update with the remaining subscribers has told the outcome.
 	ErrInDoubt = errors.New("delta: in doubt whether the version was committed")
 )
 
-// Config is what a subscriber begins with.
+// Config is the initial state of a subscriber, and how it commits.
 type Config struct {
 	// Tensors, if any, are of version Version, from 1 on; those that its publisher knows by that
 	// number, or they are replaced. No two of them share memory.
@@ -58,7 +58,7 @@ type pending struct {
 }
 
 // NewSubscriber returns a subscriber, whose new tensors are allocated in rt, through whose memory it receives over c.
-// Without communicator (nil), [Subscriber.Read] alone.
+// Without a communicator (nil), only [Subscriber.Read] receives versions.
 func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg Config) (*Subscriber, error) {
 	s := &Subscriber{link: link{rt, c}, voting: cfg.Together}
 	if (cfg.Version == 0) != (len(cfg.Tensors) == 0) {
@@ -76,7 +76,7 @@ func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator,
 }
 
 // View calls f with the version and its tensors, those of the first publisher first, by name. They do not change
-// until f has returned. It fails with [ErrNoVersion] or [ErrInDoubt] if there is none to be seen.
+// until f has returned. It fails with [ErrNoVersion] or [ErrInDoubt] if no version can be shown.
 func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
