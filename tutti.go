@@ -58,8 +58,8 @@ type Config struct {
 	// variables say: MPI under mpirun of Open MPI and MPICH, TCP under tutti launch, torchrun and Slurm, and
 	// Local where no launcher started this process.
 	Backend string
-	// Ranks is the number of ranks of a world within this process. 0 is TUTTI_RANKS, or without it 4
-	// goroutines, or all GPUs. A launcher decides for processes.
+	// Ranks is the number of ranks of a world within this process. 0 means TUTTI_RANKS, or without it 4 goroutines, or
+	// all GPUs. The launcher sets the number of processes.
 	Ranks int
 	// Network replaces the system's TCP between processes, for example by a tailnet or the program's relay. The
 	// backend is then TCP, or Local if no launcher started this process.
@@ -78,7 +78,7 @@ func Run(ctx context.Context, body func(ctx context.Context, r Rank) error) erro
 // knows. ctx ends waits as well.
 //
 // Settings that contradict each other, such as a number of ranks for processes that a launcher counts, are
-// [comm.ErrArgument]. What is missing on this machine, such as an MPI library or a GPU, is
+// [comm.ErrArgument]. If this machine lacks something, such as an MPI library or a GPU, the error is
 // [comm.ErrUnavailable] and says what was looked for.
 func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) error) error {
 	job, incomplete := rendezvous.FromEnv(os.Getenv)
