@@ -1,11 +1,10 @@
 // Package sparse averages a gradient over the ranks by sending only its largest
 // entries: sparse allreduce with error feedback, which sends the others in later steps.
 //
-// The patterns are not programs but a grid: a selector chooses entries of gradient +
-// residual, an exchange combines the lists of all ranks, a codec says how they travel, and error
-// feedback keeps in the residual the entries that were not sent, and what rounding lost. The patterns are the
-// named combinations, and [Auto] is the fastest of them here; docs/sparse.md describes them, their volume and how
-// they differ from the published code. For the gradients of a whole model, see package ddp.
+// The parts of a pattern can be combined: a selector chooses entries of gradient + residual, an exchange combines the
+// lists of all ranks, a codec encodes them, and error feedback keeps unsent entries and rounding errors in the
+// residual. The patterns are named combinations, and [Auto] is the fastest of them here. docs/sparse.md describes them,
+// their volume and how they differ from the published code. For the gradients of a whole model, see package ddp.
 //
 // For each pattern the following holds:
 //
@@ -20,5 +19,5 @@
 //   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
 //     and residual are as before it, bit for bit, and the step can be repeated.
 //
-// The steps themselves are made by package internal/engine, which package ddp has in common with this one.
+// Package internal/engine implements the steps, for package ddp as well.
 package sparse

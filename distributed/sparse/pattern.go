@@ -22,16 +22,16 @@ const (
 	Chunked         = sparsity.Chunked         // "chunked": exact top-k of each 4096 elements, allgather; DeMo, 2024
 )
 
-// Auto, for [Config.Pattern], is the pattern whose steps are the fastest on this communicator, with this runtime's
-// kernels, for this length and density. The ranks make some steps on random numbers with up to five of the patterns,
-// and agree on one ([Stats].Chosen), which stays. Rank 0 logs it, with the times. It is dense where a sparse pattern
-// is faster by less than a twentieth. That patterns which send less need more steps for the same accuracy does not
-// count.
+// Auto, for [Config.Pattern], selects the pattern with the fastest steps on this communicator, with this runtime's
+// kernels, for this length and density. The ranks time some steps on random numbers with up to five of the patterns,
+// agree on one ([Stats].Chosen), and keep it. Rank 0 logs it, with the times. The choice is the dense pattern if a
+// sparse one is faster by less than a twentieth. It ignores that patterns which send less need more steps for the same
+// accuracy.
 //
-// The measurement decides how long a step takes, and not what it means. Everything else follows from the
-// configuration, as for a sparse pattern, also where the dense one is chosen: NonFinite is [SkipNonFinite] unless
-// set, a step that fails is rolled back unless NoUndo is set, there is a residual, an epoch of density 0 sends
-// nothing, and results are not there as lists ([Reducer.Entries]).
+// The choice affects the time of a step, not its semantics. These follow from the configuration, as for a sparse
+// pattern, even if the dense one is chosen: NonFinite is [SkipNonFinite] unless set, a step that fails is rolled back
+// unless NoUndo is set, there is a residual, an epoch of density 0 sends nothing, and results are not available as
+// lists ([Reducer.Entries]).
 //
 // A [Reducer] chooses in the first step that is not dense by its schedule, for Config.Density; package ddp when it is
 // made, once for all buckets of about the same length. It takes about a second where steps with 16,384 elements

@@ -23,10 +23,12 @@ type Reducer struct {
 // It does not communicate ([Auto] does in the first step). All ranks of c pass the
 // same n and cfg.
 //
-// Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
-// negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [kernel.Kernels], which only the dense pattern in F32 without clipping and detection of
-// non-finite gradients does not need, or without those of the Values; [comm.ErrDevice] if c does not reach rt's memory.
+// Errors:
+//
+//   - [comm.ErrArgument] if a field of cfg is out of range, or n is negative or above 2^31-1.
+//   - [runtime.ErrUnsupported] if the runtime lacks [kernel.Kernels], or the kernels of the Values. Only the dense
+//     pattern in F32 without clipping and detection of non-finite gradients needs no kernels.
+//   - [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
 	e, err := engine.New(rt, c, n, engine.Config(cfg))
 	if err != nil {
@@ -35,73 +37,61 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	return &Reducer{engine: e}, nil
 }
 
-// AllReduce replaces t by (an approximation of) the average of all ranks' t:
-// the same bits on every rank, zero where no rank's entry made it into the
-// result. t has the n elements that New was told, in any shape; F32, F16
-// or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
-// stream of the one that New was told ([runtime.ErrDevice] otherwise). What
-// was not sent is kept, in F32, and added to the next step's gradient. The result
+// AllReduce replaces t with (an approximation of) the average of all ranks' t, bit-identical on every rank. Elements
+// for which no rank's entry reached the result are zero. t has the n elements that New was given, in any shape, and is
+// F32, F16 or BF16 ([comm.ErrUnsupported] otherwise). Its runtime has the compute stream of New's runtime
+// ([runtime.ErrDevice] otherwise). Unsent entries are kept, in F32, and added to the next step's gradient. The result
 // is ready as [distributed.AllReduce]'s is.
 //
-// A wrong argument is an error before anything happened. A step is a transaction:
-// after any error nothing has happened on this rank. t holds the gradient that was
-// passed, and the residual what it held before, both bit for bit, and the step does
-// not count. So the same call repeats it, with the
-// same communicator unless that is aborted, or with another one ([Reducer.Rebind]).
-// The exception is an error of the runtime itself while that is restored, or when the
-// result has been written to t, which has lost the gradient then: it
-// stays, and later calls return it. So does every error of a step with
-// [Config].NoUndo: t's content is undefined then.
+// A wrong argument is an error before anything happens. A step is a transaction: any error rolls it back on this rank.
+// The gradient in t and the residual are then as before, bit for bit, and the step does not count. So the same call
+// repeats it, with the same communicator unless that is aborted, or with another one ([Reducer.Rebind]). The exception
+// is an error of the runtime itself during the rollback, or after the result has overwritten the gradient in t: it is
+// permanent, and later calls return it. Every error of a step with [Config].NoUndo is permanent, too, and leaves t's
+// content undefined.
 //
-// The other ranks wait for this one after an error, until their contexts end or
-// this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
-// close it unless all ranks have the error. A rank that had got all of the result
-// by then has completed the step; [Stats].Step tells. A context that is over
-// before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
-// happens, as a wrong argument is.
+// The other ranks wait for this one after an error, until their contexts end or this rank closes its communicator,
+// which is [comm.ErrPeerFailed] on them: so close it unless all ranks have the error. A rank that already had the whole
+// result has completed the step; [Stats].Step shows this. A context that has ended before the step ([comm.ErrCanceled],
+// [comm.ErrTimeout]) is an error before anything happens, like a wrong argument.
 //
-// Before the first step with a communicator the ranks compare the length, the type, the
-// configuration, the step of a [Schedule] that is not over, and the version of this
-// module, by one element of each rank: if they differ, that is [comm.ErrMismatch] on
-// all of them, and names the difference. Lengths that another rank announces and that
-// no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
-// left out of the result, and every step that follows has the error. On a device with
-// streams it is the first step that reads numbers of the device, and each 256th that is
-// not captured does. What oktopk reads in the step after is an error of
-// that, or of Stats, State and ScaleResidual before it.
+// Before the first step with a communicator the ranks compare the length, the type, the configuration, the step of a
+// [Schedule] that is not over, and the version of this module, by one element of each rank. Any difference is
+// [comm.ErrMismatch] on all of them, and the error names it. Lengths and indices from another rank that are impossible
+// for n elements are [comm.ErrMismatch], too. Such indices are left out of the result, and every later step returns the
+// error. On a device with streams, the first step that reads numbers of the device returns it, as each 256th step that
+// is not captured does. oktopk reads some numbers one step later: that step returns the error, or Stats, State or
+// ScaleResidual before it.
 func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	return r.engine.AllReduce(ctx, t)
 }
 
-// Stats returns what the last step did. Numbers that are on the device are
-// waited for, until ctx is done. After a step that was rolled back they are those of the step
-// before, in which what was selected is 0 unless Stats had been asked for it by then.
+// Stats returns the statistics of the last step. It waits for numbers on the device until ctx is done. After a rollback
+// it returns the statistics of the step before, in which selected counts are 0 unless Stats was called for that step.
 func (r *Reducer) Stats(ctx context.Context) (Stats, error) {
 	stats, err := r.engine.Stats(ctx)
 	return Stats(stats), err
 }
 
-// BeforeCommit has f called in each AllReduce when this rank has the result, for which the host waits, and before
-// anything is written that cannot be rolled back: with the error of f the step is rolled back. It is where ranks agree
-// that all of them commit. The program that sets it reports what is lost with ranks that [Reducer.Rebind] leaves out.
-// nil ends that.
+// BeforeCommit makes each AllReduce call f when this rank has the result, before anything is written that cannot be
+// rolled back. The host waits for the result. An error of f rolls the step back, so the ranks can agree in f that all
+// of them commit. A program that sets f reports what is lost with ranks that [Reducer.Rebind] leaves out.
+// BeforeCommit(nil) ends the calls.
 func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) {
 	r.engine.BeforeCommit(f)
 }
 
-// Residual returns this rank's residual as a tensor of n F32 elements, for
-// inspection, and to be discarded (filled with zeros). It is a view,
-// valid until the next step: that leaves the residual at another address, unless
-// a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. These are
-// [comm.ErrUnsupported].
+// Residual returns this rank's residual as a tensor of n F32 elements, to inspect it, or to discard it by filling it
+// with zeros. It is a view, valid until the next step, which moves the residual to another address unless a step has
+// been captured in a graph ([Config].NoUndo: the address stays). Residual returns [comm.ErrUnsupported] for the dense
+// pattern in F32, unless [Auto] has chosen it, and for Auto before it has chosen.
 func (r *Reducer) Residual() (*runtime.Tensor, error) {
 	return r.engine.Residual()
 }
 
-// ScaleResidual multiplies the residual by a finite factor that is not negative: when a loss scale or learning rate
-// that gradients contain changes by it, the residual changes alike. A threshold that is reused stays, and is found
-// anew if it does not serve any more. It does not communicate; all ranks do it. The dense pattern has nothing to scale.
+// ScaleResidual multiplies the residual by a finite, non-negative factor. Call it when a loss scale or learning rate
+// that gradients contain changes by that factor. A reused threshold stays, and is recomputed if it no longer fits.
+// ScaleResidual does not communicate; all ranks call it. The dense pattern has nothing to scale.
 func (r *Reducer) ScaleResidual(factor float64) error {
 	return r.engine.ScaleResidual(factor)
 }
@@ -114,48 +104,42 @@ func (r *Reducer) State(ctx context.Context) ([]byte, error) {
 	return r.engine.State(ctx)
 }
 
-// SharedState returns the part of [Reducer.State] that ranks have alike. A rank that joins them restores it, in
-// a world of the same size: it goes on where they are, with an empty residual.
+// SharedState returns the part of [Reducer.State] that is the same on all ranks. A joining rank restores it, in a world
+// of the same size, and continues where the others are, with an empty residual.
 func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) {
 	return r.engine.SharedState(ctx)
 }
 
-// Restore makes r what it was when [Reducer.State] returned its state: the next step
-// is the one that followed, with the same bits. It does not communicate; all
-// ranks restore. What [Auto] had chosen is restored, and not measured again. If the world
-// size differs from that in the states (pass the states that [RestoreRanks] names), residuals
-// are added in their order, so that their sum over the ranks stays, velocities
-// ([Config].Momentum) are shared so that their mean does, and thresholds and partitions start
-// anew. Restore waits for the device, until ctx is done.
+// Restore returns r to the state that [Reducer.State] returned: the next step is the one that followed, with the same
+// bits. It does not communicate; all ranks restore. The choice of [Auto] is restored, not measured again. If the world
+// size has changed, pass the states that [RestoreRanks] names. Residuals are then added in the order of the states,
+// which preserves their sum over the ranks. Velocities ([Config].Momentum) are distributed so that their mean is
+// preserved. Thresholds and partitions start anew. Restore waits for the device, until ctx is done.
 //
-// Bytes that are no such state, are damaged or of another version are [comm.ErrArgument];
-// a state of another configuration, tensor length or rank is [comm.ErrMismatch]. r is as
-// it was then. An error of the runtime while the residual is written stays.
+// Bytes that are not such a state, are damaged or have another version are [comm.ErrArgument]. A state of another
+// configuration, tensor length or rank is [comm.ErrMismatch]. Both leave r unchanged. An error of the runtime while the
+// residual is written is permanent.
 func (r *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 	return r.engine.Restore(ctx, states...)
 }
 
-// RestoreRanks returns the ranks of a run of saved ranks whose states a rank of
-// size passes to [Reducer.Restore]. In the same world that is its own. In a smaller one each
-// state goes to one rank. In a larger one each rank that was not there before has one
-// that another rank has as well, and takes of it what ranks share.
+// RestoreRanks returns the ranks whose states rank, in a world of size ranks, passes to [Reducer.Restore], after a run
+// of saved ranks. In a world of the same size, that is its own. In a smaller world, each state goes to one rank. In a
+// larger world, each new rank restores the shared part of a state that another rank restores as well.
 func RestoreRanks(saved, size, rank int) []int {
 	return engine.RestoreRanks(saved, size, rank)
 }
 
-// Rebind moves r to another communicator, such as a sub-communicator of the ranks that are left after
-// one has failed. It does not communicate; all ranks of c do it. The residual
-// stays as it is, averages are over the ranks of c, and thresholds and partitions
-// start anew. What the residual of a rank held that is not part of c is lost with
-// that rank; where c has fewer ranks, its rank 0 logs how many went. Ranks of which only
-// some have completed the step that failed ([Stats].Step) are a step apart from then
-// on: under a [Schedule] that is not over, the next step is [comm.ErrMismatch] on all of
-// them until they have restored one step's states ([Reducer.Restore]).
+// Rebind moves r to another communicator, such as a sub-communicator of the ranks that remain after a failure. It does
+// not communicate; all ranks of c call it. The residual stays as it is, averages are over the ranks of c, and
+// thresholds and partitions start anew. The residual of a rank that is not part of c is lost. If c has fewer ranks, its
+// rank 0 logs how many are gone. If only some ranks have completed the failed step ([Stats].Step), they are a step
+// apart from then on. Under a [Schedule] that is not over, the next step is then [comm.ErrMismatch] on all of them
+// until they restore the states of one step ([Reducer.Restore]).
 //
-// If a step has failed on the old communicator, Rebind waits for that as
-// [Reducer.Close] does: close it first. After an error of that wait, or of a
-// communicator that is nil or does not reach the memory, r is still with the old
-// one; an error of the runtime stays.
+// If a step has failed on the old communicator, close that first: Rebind waits for it as [Reducer.Close] does. After an
+// error of that wait, or if c is nil or does not reach the memory, r stays with the old communicator. An error of the
+// runtime is permanent.
 func (r *Reducer) Rebind(c comm.Communicator) error {
 	return r.engine.Rebind(c)
 }
