@@ -11,23 +11,22 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Accumulate adds t, a gradient of parameter i, to what the next [Gradients.Ready]
-// of it, or Wait, reduces: gradient accumulation over several backward passes of
-// which only the last communicates (no_sync in PyTorch). It does not communicate. t
-// may be written again by work that is submitted to the compute stream from then on.
+// Accumulate adds t, a gradient of parameter i, to the gradient that the next [Gradients.Ready] of i, or Wait, reduces.
+// It is for gradient accumulation over several backward passes, of which only the last communicates (no_sync in
+// PyTorch). Accumulate does not communicate. Work submitted to the compute stream afterwards may overwrite t.
 //
-// With [Config.Weighted] it adds up gradients times their weights instead, and the mean over all of them is reduced
+// With [Config.Weighted] it adds gradients times their weights, and the step reduces the mean over all of them
 // ([Gradients.Weigh]).
 //
-// The sum is kept in F32, whatever type the gradient has (F32, F16 or BF16,
-// [comm.ErrUnsupported] otherwise), and rounded once. It is a sum: who wants the
-// mean over n passes divides the loss by n. A program that accumulates in its
-// gradients does not need it, and calls Ready after the last pass only.
+// The sum is kept in F32, whatever type the gradient has (F32, F16 or BF16, [comm.ErrUnsupported] otherwise), and
+// rounded once. For the mean over n passes, divide the loss by n. A program that accumulates in its gradients does not
+// need Accumulate, and calls Ready after the last pass only.
 //
 // With [Config.Reproducible] a copy of t is kept instead of a sum, in the type of the gradient.
 //
-// Where a step is rolled back, or ended by [Gradients.Rebind], the sum is in the gradient that was ready, and if none
-// was, it waits for the next one. With Reproducible, the next Accumulate forgets all that the step had.
+// If a step is rolled back, or ended by [Gradients.Rebind], the sum is in the gradient that was ready. If none was
+// ready, the sum is kept for the next one. With Reproducible, the next Accumulate discards all contributions of the
+// step.
 func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	const op = "gradient accumulate"
 	if err := g.usable(op); err != nil {

@@ -1,5 +1,5 @@
-// Package ddp averages the gradients of a model over the ranks while the backward
-// pass goes on: distributed data parallel training.
+// Package ddp implements distributed data-parallel training: it averages the gradients of a model over the ranks during
+// the backward pass.
 //
 // [Gradients] puts the tensors into buckets and reduces each bucket as soon as
 // the backward pass has filled it. Gradients of several passes are reduced once

@@ -14,36 +14,29 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Gradients averages the gradients of a model over the ranks, or adds them
-// up, while the backward pass goes on.
+// Gradients averages the gradients of a model over the ranks, or adds them up, during the backward pass.
 //
-// Gradients are put into buckets of one type each, in reverse order of
-// registration, because a backward pass computes the last layer's gradient first.
-// A bucket is reduced as soon as all its gradients, and all buckets before it,
-// are ready: so all ranks reduce the same buckets in the same order, whatever the
-// order in which their gradients become ready.
+// Gradients are put into buckets of one type each, in reverse order of registration, because a backward pass computes
+// the last layer's gradient first. A bucket is reduced as soon as all its gradients, and all buckets before it, are
+// ready. So all ranks reduce the same buckets in the same order, even if their gradients become ready in different
+// orders.
 //
-// A dense bucket is submitted in Ready and completed in Wait; meanwhile the
-// communicator works on it if it has its own stream (then buckets and
-// compute are ordered by events and the host never waits) or makes progress by
-// itself. With streams its gradients are put together, in symmetric memory if
-// there is such ([comm.Allocate]); otherwise all but the small ones are reduced
-// where they are, as one group.
+// A dense bucket is submitted in Ready and completed in Wait. Meanwhile the communicator works on it if it makes
+// progress by itself or has its own stream; events then order buckets and compute, and the host never waits. With
+// streams, a bucket's gradients are copied into one buffer, in symmetric memory if available ([comm.Allocate]).
+// Otherwise all but the small ones are reduced in place, as one group.
 //
-// What a sparse bucket sends is selected in Ready. Without streams the exchange is
-// asynchronous: a communication worker, a goroutine of the Gradients, makes it while the
-// backward pass goes on (with [sparse.Config].NoUndo, Ready does). With streams, a side
-// stream selects, exchanges and merges each bucket after an event of the compute stream, if the
-// runtime has such streams ([runtime.StreamForker]); otherwise the compute stream does. If an exchange
-// has the host wait, as [sparse.Oktopk] does, the worker does it all, or with NoUndo, Ready.
+// Ready selects the entries that a sparse bucket sends. Without streams the exchange is asynchronous: a communication
+// worker, a goroutine of the Gradients, makes it during the backward pass (with [sparse.Config].NoUndo, Ready does).
+// With streams, a side stream selects, exchanges and merges each bucket after an event of the compute stream, if the
+// runtime has side streams ([runtime.StreamForker]); otherwise the compute stream does. If an exchange makes the host
+// wait, as [sparse.Oktopk] does, the worker does all of this or, with NoUndo, Ready.
 //
-// If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is
-// on, all buckets commit or roll back together, unless [sparse.Config].NoUndo is set: results are
-// written in Wait, if all buckets have one and all gradients are finite. An error of Ready
-// stays until Wait, which returns it too and ends the step: gradients and residuals
-// are as before it then, bit for bit, on this rank, and the step can be repeated, or
-// left out, with the same communicator or another one ([Gradients.Rebind]). An
-// error while results are written stays for good.
+// If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is on, all buckets commit
+// or roll back together, unless [sparse.Config].NoUndo is set. Wait writes the results if all buckets have one and all
+// gradients are finite. An error of Ready persists until Wait, which returns it too and ends the step. Gradients and
+// residuals on this rank are then as before the step, bit for bit. The step can be repeated or left out, with the same
+// communicator or another one ([Gradients.Rebind]). An error while results are written is permanent.
 //
 //	for step := range steps {
 //		// backward pass: after the gradient of parameter i is complete
@@ -107,12 +100,10 @@ func (g *Gradients) reachable(t *runtime.Tensor) error {
 	return base.SameStream(g.rt, t.Runtime())
 }
 
-// Views returns with [Config].BucketViews the tensors in which a backward
-// pass computes the gradients, in the order of registration, and nil otherwise. They
-// have the shapes and types of the parameters, are aligned to their elements, start as
-// zeros, and are valid until Close. After a Restore that makes other buckets, and after
-// a [Gradients.Rebind] where steps are plain allreduces, ask again: there are others,
-// and what these held is lost.
+// Views returns the tensors in which a backward pass computes the gradients, in the order of registration. Without
+// [Config].BucketViews it returns nil. The tensors have the shapes and types of the parameters, are aligned to their
+// elements, start as zeros, and are valid until Close. Call Views again after a Restore that makes other buckets, and
+// after a [Gradients.Rebind] if steps are plain allreduces: the tensors are replaced, and their contents are lost.
 func (g *Gradients) Views() []*runtime.Tensor {
 	return slices.Clone(g.views)
 }
@@ -127,29 +118,27 @@ func (g *Gradients) Buckets() [][]int {
 	return all
 }
 
-// BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled
-// back. With [Config].Reproducible, all ranks have an f or none has.
+// BeforeCommit makes Wait call f as [sparse.Reducer.BeforeCommit] does, for all buckets. Plain buckets are not rolled
+// back. With [Config].Reproducible, either all ranks have an f or none has.
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) {
 	g.confirm = f
 }
 
-// OnStep makes g call f at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
-// the host has. If the device decides whether a step is skipped, only [Gradients.Stats] knows, which waits
-// for it. OnStep(nil) ends the calls. Call OnStep between steps.
+// OnStep makes Wait and Join call f at the end of each completed step, for metrics, with the [Stats] that the host has.
+// If the device decides whether a step is skipped, only [Gradients.Stats] reports it, because it waits for the device.
+// OnStep(nil) ends the calls. Call OnStep between steps.
 func (g *Gradients) OnStep(f func(Stats)) {
 	g.onStep = f
 }
 
-// Result returns the average of gradient i in the last complete step: the tensor
-// that was given or, if it was left out, a vector that is valid until the next
-// step's Wait and Close. It is nil before the first step.
+// Result returns the average of gradient i in the last complete step. It is the tensor that was passed or, if the
+// gradient was left out, a vector that is valid until the next step's Wait or Close. It is nil before the first step.
 func (g *Gradients) Result(i int) *runtime.Tensor {
 	return g.results[i]
 }
 
-// Stats returns what the last complete step did. Whether it was skipped may be known
-// by the device only, which is waited for then, until ctx is done. In the middle of a
-// step on which the Gradients's goroutine works, that is [comm.ErrArgument].
+// Stats returns the statistics of the last complete step. If only the device knows whether that was skipped, Stats
+// waits for the device until ctx is done. While the communication worker works on a step, this is [comm.ErrArgument].
 func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 	if g.open && !g.closed {
 		if err := g.checkIdle(); err != nil {

@@ -9,24 +9,21 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Join takes part in the steps of other ranks when this rank has no data left: with
-// gradients of zero, until all ranks have called Join. It calls update, unless that is nil,
-// after each step. All ranks call Join at the end of an epoch, and can begin the next one
-// when it has returned. It needs [Config].Uneven; it is Join of PyTorch's DistributedDataParallel.
+// Join takes part in the steps of other ranks, with zero gradients, after this rank has run out of data. It returns
+// when all ranks have called Join. It calls update, unless that is nil, after each step. All ranks call Join at the end
+// of an epoch, and can begin the next one when it has returned. It needs [Config].Uneven, and corresponds to Join of
+// PyTorch's DistributedDataParallel.
 //
-// gradients are the tensors in which update looks for averages, as Ready takes them: Join fills them
-// with zeros, and averages are there when it calls update, as after Wait. So all ranks make the same
-// update and keep the same parameters. With [Config].Shard averages are in the [Gradients.Shards], as in other steps.
-// With [Config].BucketViews gradients may be nil, which is the views;
-// otherwise that is [comm.ErrArgument] where there is an update. The host waits in each step.
+// update reads averages from gradients, tensors as Ready takes them. Join fills them with zeros, and they hold the
+// averages when it calls update, as after Wait. So all ranks make the same update and keep the same parameters. With
+// [Config].Shard averages are in the [Gradients.Shards], as in other steps. With [Config].BucketViews, nil gradients
+// mean the views; otherwise they are [comm.ErrArgument] if there is an update. The host waits in each step.
 //
-// With [Config].Weighted, a rank that has called Join has weight 0, but for what it has accumulated. Otherwise
-// averages stay those over all ranks, those without data included, as PyTorch's are
-// by default: so a sample counts as much in the last steps as in others, and a
-// sparse exchange keeps what it has not sent.
+// With [Config].Weighted, a rank that has called Join has weight 0, except for what it has accumulated. Otherwise
+// averages are over all ranks, including those without data, as in PyTorch by default. So a sample counts as much in
+// the last steps as in others, and a sparse exchange keeps its residual.
 //
-// The error of update ends Join; the other ranks wait for this one then, as after
-// any error of a rank.
+// An error of update ends Join. The other ranks then wait for this one, as after any error of a rank.
 func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, update func() error) error {
 	const op = "gradient join"
 	if err := g.usable(op); err != nil {

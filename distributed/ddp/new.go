@@ -20,12 +20,11 @@ import (
 // stream ([runtime.ErrDevice]). Params are neither written nor kept. Two that share memory
 // are [comm.ErrArgument]: a tied parameter is registered once, and its gradient is the sum over its uses.
 //
-// All ranks call it together, with the same lengths, types and configuration: it
-// allocates symmetric memory where the communicator has such, and chooses what is
-// left to [sparse.Auto]. Before the first step with a communicator they compare them, and
-// the version of this module: what differs is [comm.ErrMismatch] on all of them, and
-// named as far as there is room. That step waits for the device, and allocates: it
-// comes before the runtime is frozen.
+// All ranks call New together, with the same lengths, types and configuration. It allocates symmetric memory if the
+// communicator has it, and makes the choices of [sparse.Auto]. Before the first step with a communicator, the ranks
+// compare lengths, types, configuration and the version of this module. A difference is [comm.ErrMismatch] on all of
+// them, and the error names it as far as there is room. That step waits for the device and allocates memory, so it must
+// come before the runtime is frozen.
 func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor,
 	cfg Config) (*Gradients, error) {
 	const op = "gradient sync"
@@ -115,13 +114,11 @@ func (g *Gradients) vectorsAlone() bool {
 // close together; after an error that memory is left to the communicator's Close,
 // because the peers may be calling something else.
 //
-// In the middle of a step the host waits for the buckets that were launched,
-// because the communicator still reads and writes them. If the peers do not
-// reduce theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator
-// is aborted. After this or any other error of that wait the buckets' memory is
-// not given back, because the communicator may still write it. Close the
-// communicator then, and after it the Gradients again, before the gradients
-// are freed: they may be buckets themselves.
+// In the middle of a step, Close waits for the buckets that were launched, because the communicator still reads and
+// writes them. If the peers do not reduce theirs within 5 seconds, Close returns [comm.ErrTimeout] and aborts the
+// communicator. After any error of that wait, the buckets' memory is not freed, because the communicator may still
+// write it. Then close the communicator, and the Gradients again before the gradients are freed: they may be buckets
+// themselves.
 func (g *Gradients) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()

@@ -115,12 +115,12 @@ func (b *bucket) shares() bool {
 // Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
 // there are ranks, with padding at its end if necessary.
 type Shard struct {
-	// Tensor has the averages after Wait, until the next Ready. It is as long on all ranks; padding is 0.
+	// Tensor holds the averages from Wait until the next Ready. It has the same length on all ranks; padding is 0.
 	Tensor *runtime.Tensor
 	Parts  []ShardPart
 }
 
-// ShardPart is what a [Shard] has of a gradient.
+// ShardPart is the part of a gradient that a [Shard] holds.
 type ShardPart struct {
 	Param    int // its number
 	From, To int // which of its elements: [From, To)

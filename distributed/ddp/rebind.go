@@ -12,12 +12,12 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 )
 
-// Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
-// it together, for it allocates symmetric memory where there is such. A step that has begun is rolled back, as by
-// a Wait that fails; while nothing in it has failed, its communicator has to be closed or aborted before, as peers may
-// not be in that step. Otherwise that is [comm.ErrArgument], and changes nothing. Where a step is no transaction and
-// has failed, gradients and residuals are what they are; g can be used again only if all buckets are plain allreduces.
-// After an error of the wait for what the old communicator has in flight, g is still with that one, in the step.
+// Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does. All ranks of c call it together, because it
+// allocates symmetric memory if c has it. A step that has begun is rolled back, as by a failed Wait. If nothing in it
+// has failed, close or abort its communicator first, because peers may not be in that step; otherwise Rebind returns
+// [comm.ErrArgument] and changes nothing. If a step that is not a transaction has failed, gradients and residuals stay
+// as they are, and g can be used again only if all buckets are plain allreduces. If the wait for work in flight on the
+// old communicator fails, g stays with that communicator, in the step.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
 	if err := base.Reaches(g.rt, c); err != nil {

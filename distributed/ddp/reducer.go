@@ -8,36 +8,32 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reducer reduces the gradients of a bucket as a program wants it: another compression, or
-// another algorithm. Overlap, accumulation, Join, clipping, the verdict on non-finite
-// gradients, transactions, State and Rebind are those of other buckets.
+// Reducer reduces the gradients of a bucket by the program's own compression or algorithm. Overlap, accumulation, Join,
+// clipping, the verdict on non-finite gradients, transactions, State and Rebind work as for other buckets.
 //
-// One that is a [fmt.Stringer] names its settings, which the ranks compare before the first step; otherwise they
-// compare its type.
+// A Reducer may implement [fmt.Stringer] to name its settings, which the ranks compare before the first step. Otherwise
+// they compare its type.
 type Reducer interface {
-	// Reduce replaces b.Tensor, which holds this rank's gradients, by (an approximation of) their
-	// average over the ranks, with the same bits on each: by work that is submitted to the
-	// tensor's runtime, and by collectives of b.Comm between such work, which all ranks make in
-	// the same order. Package distributed has them with that order. It may run on another
-	// goroutine than Ready, one bucket at a time. b.Tensor is F32, F16 or BF16, and may have elements
-	// that are not finite: the step is judged afterwards. After an error of Reduce, the step waits for what it has
-	// submitted to b.Comm, until the step's context is done. What it has submitted to other communicators, it
-	// waits for itself.
+	// Reduce replaces b.Tensor, which holds this rank's gradients, with (an approximation of) their average over the
+	// ranks, bit-identical on each. It submits work to the tensor's runtime and, in between, calls collectives of b.Comm,
+	// which all ranks call in the same order. The functions of package distributed order such collectives with the work.
+	// Reduce may run on another goroutine than Ready, one bucket at a time. b.Tensor is F32, F16 or BF16, and may have
+	// non-finite elements: the step is judged afterwards. After an error of Reduce, the step waits for the work that
+	// Reduce has submitted to b.Comm, until the step's context is done. Reduce itself waits for its work on other
+	// communicators.
 	Reduce(ctx context.Context, b Bucket) error
-	// Memory returns what Reduce leaves to later steps, always the same tensors of the bucket's
-	// runtime. They are what they were before Reduce after a step that failed or was skipped, are
-	// part of [Gradients.State], and are freed by [Gradients.Close].
+	// Memory returns the tensors that Reduce keeps for later steps, always the same ones, of the bucket's runtime. A step
+	// that fails or is skipped restores them. They are part of [Gradients.State], and [Gradients.Close] frees them.
 	Memory() Memory
 }
 
-// Memory is what a [Reducer] leaves to later steps.
+// Memory holds the tensors of a [Reducer].
 type Memory struct {
-	// Residual is the memory of the residual, as F32: where a run goes on with other ranks, its sum over the
-	// ranks stays.
+	// Residual is the residual, in F32. If a run continues with other ranks, its sum over the ranks is preserved.
 	Residual []*runtime.Tensor
 	// Shared is the same on all ranks.
 	Shared []*runtime.Tensor
-	// Scratch is what a step needs and does not leave: it is freed only.
+	// Scratch is used within a step. It is freed, but neither restored nor saved.
 	Scratch []*runtime.Tensor
 }
 
@@ -50,8 +46,8 @@ type Bucket struct {
 	Parts  []Part
 }
 
-// Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
-// has of a gradient: a vector, so that a Reducer that goes by shapes, such as PowerSGD's, has nothing to compress.
+// Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part is its portion of
+// a gradient. That is a vector, so a Reducer that depends on shapes, such as PowerSGD's, has nothing to compress.
 type Part struct {
 	Param  int   // its number
 	Shape  []int // of the parameter

@@ -42,10 +42,10 @@ func (g *Gradients) padded(n int) int {
 	return n
 }
 
-// Shards are this rank's parts of the averages, with [Config].Shard. They are the same in all steps, until a
-// [Gradients.Rebind], after which [Gradients.Shards] has others.
+// Shards are this rank's parts of the averages, with [Config].Shard. They are the same in all steps until a
+// [Gradients.Rebind], after which [Gradients.Shards] returns others.
 type Shards struct {
-	// Buckets has a shard of each bucket, in the order of [Gradients.Buckets]. It is not to be changed.
+	// Buckets has a shard of each bucket, in the order of [Gradients.Buckets]. Do not modify it.
 	Buckets []Shard
 
 	g       *Gradients
@@ -55,8 +55,8 @@ type Shards struct {
 	norms   []float64   // squares on the host
 }
 
-// Shards returns this rank's part of each bucket. Without [Config].Shard, and in the middle of a step, that is
-// [comm.ErrArgument].
+// Shards returns this rank's part of each bucket. It returns [comm.ErrArgument] without [Config].Shard, and in the
+// middle of a step.
 func (g *Gradients) Shards() (*Shards, error) {
 	const op = "gradient shards"
 	if !g.cfg.Shard {
@@ -137,10 +137,10 @@ func (s *Shards) scatter(shards, whole []*runtime.Tensor) error {
 	return nil
 }
 
-// Gather puts the shards of all ranks together in tensors like the gradients: the parameters, after each
-// rank has updated its part of them, or a state of the optimizer, for a checkpoint that does not depend
-// on the number of ranks. All ranks call it, between two steps. It overwrites what the gradients' shards
-// hold; the result is ready as after [Gradients.Wait].
+// Gather gathers the shards of all ranks into tensors like the gradients. Use it for the parameters, after each rank
+// has updated its part of them, or for the optimizer's state, so that a checkpoint does not depend on the number of
+// ranks. All ranks call it, between two steps. It overwrites the gradients' shards. The result is ready as after
+// [Gradients.Wait].
 func (s *Shards) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
 	const op = "gradient gather"
 	if err := s.check(op, shards, whole); err != nil {
@@ -187,10 +187,10 @@ func (s *Shards) gather(ctx context.Context, whole, shards []*runtime.Tensor) er
 	return nil
 }
 
-// Norm returns the L2 norm of all averages of the last step, padding left out, the same bits on all
-// ranks: to clip the update by. A gradient that was not finite on any rank makes it NaN or infinite on
-// all. All ranks call it, before the shards are overwritten. The host waits. With [Config].Reproducible it follows from
-// the integers, which an allgather puts together, and has one value for any number of ranks.
+// Norm returns the L2 norm of all averages of the last step, without padding and bit-identical on all ranks, to clip
+// the update. If a gradient on any rank is not finite, the norm is NaN or infinite on all. All ranks call Norm before
+// the shards are overwritten. The host waits. With [Config].Reproducible, Norm computes it from the integers, which it
+// allgathers, and it has the same value for any number of ranks.
 func (s *Shards) Norm(ctx context.Context) (float64, error) {
 	const op = "gradient norm"
 	if err := s.usable(op); err != nil {

@@ -54,10 +54,9 @@ func (g *Gradients) between(op string) error {
 	return base.OpError(op, g.side.catchUp()) // a graph has the side stream's work on the compute stream
 }
 
-// State returns what a [Gradients] of the same gradients and configuration needs
-// to go on from here, bit for bit: what [sparse.Reducer.State] returns for each bucket. It
-// is for between two steps, when nothing is accumulated, does not communicate, and
-// waits for the device until ctx is done. Every rank saves its own.
+// State returns the state from which a [Gradients] of the same gradients and configuration continues, bit for bit: the
+// [sparse.Reducer.State] of each bucket. Call it between two steps, when nothing is accumulated. It does not
+// communicate, and waits for the device until ctx is done. Every rank saves its own state.
 func (g *Gradients) State(ctx context.Context) ([]byte, error) {
 	return g.state(ctx, reducer.State)
 }
@@ -94,11 +93,10 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 	return e.Seal(), nil
 }
 
-// Restore makes g what it was when [Gradients.State] returned its state. What
-// [sparse.Reducer.Restore] says of other world sizes and of errors holds here too, for all
-// buckets: a wrong state is found before anything has changed. What is accumulated is
-// forgotten. Where [sparse.Auto] had chosen other patterns than it has for g, theirs are
-// restored: then there are other buckets than before, which all ranks make together.
+// Restore returns g to the state that [Gradients.State] returned. Other world sizes and errors are as for
+// [sparse.Reducer.Restore], for all buckets: a wrong state is detected before anything changes. Accumulated gradients
+// are discarded. If the states have other choices of [sparse.Auto] than g, theirs are restored, and all ranks together
+// make new buckets for them.
 func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "gradient restore"
 	if err := g.between(op); err != nil {
@@ -254,9 +252,9 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 	return g.side.join()
 }
 
-// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, and [Memory].Residual of those of a
-// [Reducer], between two steps. Along a mesh each rank has the residual of its share, which is no other rank's:
-// [comm.ErrUnsupported].
+// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, and [Memory].Residual of buckets with a
+// [Reducer], between two steps. Along a mesh this is [comm.ErrUnsupported], because a residual belongs to a rank's
+// share.
 func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 	const op = "gradient residuals"
 	for _, b := range g.buckets {

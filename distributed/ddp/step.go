@@ -16,15 +16,13 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Ready says that t, this step's gradient i, is complete (or that the work that
-// completes it has been submitted to the runtime's compute stream). It must be
-// neither written nor freed before Wait returned, which leaves the average in it.
-// In another step it may be another tensor.
+// Ready declares that t, this step's gradient i, is complete, or that the work that completes it has been submitted to
+// the runtime's compute stream. Do not write or free t before Wait returns, which leaves the average in it. Another
+// step may pass another tensor.
 //
-// A number that is out of range, a gradient that is ready already, a tensor
-// that is not as the one registered, or shares memory with another one of the step, is an error and changes nothing.
-// An error of the communication stays: later calls return it too, until Wait has ended the step
-// where it is a transaction.
+// Ready returns an error and changes nothing if i is out of range, the gradient is already ready, or t does not match
+// the registered tensor or shares memory with another one of the step. A communication error persists: later calls
+// return it too, until Wait ends the step if that is a transaction.
 func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	const op = "gradient ready"
 	if err := g.usable(op); err != nil {
@@ -373,18 +371,16 @@ func (g *Gradients) passed(b *bucket, s stages.Stage) {
 	}
 }
 
-// Wait completes the step: when it returns, all gradients are averages (for
-// work submitted to the compute stream from then on), and the next step may
-// begin. On a device with streams the host has not waited: before it reads a
-// gradient, or anything computed from one, it calls the communicator's Sync, as
-// "Completion" in the package's documentation explains.
+// Wait completes the step: when it returns, all gradients are averages (for work submitted to the compute stream from
+// then on), and the next step may begin. On a device with streams the host has not waited. Before it reads a gradient,
+// or anything computed from one, it must call the communicator's Sync (see "Completion" in package distributed).
 //
-// A gradient that was left out, because this rank did not use the parameter,
-// counts as zero, plus what was accumulated for it ([Gradients.Accumulate]). Other ranks may contribute, so the
-// average may be non-zero; read it from [Gradients.Result], because ranks change their parameters alike.
+// A gradient that was left out, because this rank did not use the parameter, counts as zero, plus what was accumulated
+// for it ([Gradients.Accumulate]). Other ranks may contribute, so the average may be non-zero. Read it from
+// [Gradients.Result], so that all ranks make the same update.
 //
-// After an error of a step that is a transaction, nothing has happened: all is as
-// before its first Ready, which the next step begins with.
+// An error of a transactional step restores everything to the state before its first Ready, with which the next step
+// begins.
 func (g *Gradients) Wait(ctx context.Context) error {
 	const op = "gradient wait"
 	if err := g.usable(op); err != nil && (g.closed || g.err != nil) {
@@ -589,9 +585,8 @@ func (g *Gradients) rollBack() error {
 	return fmt.Errorf("%w (the step was rolled back: gradients and residuals are as before)", cause)
 }
 
-// ReduceAll is a whole step: Ready for all gradients but those that are nil, and Wait. If
-// a gradient is wrong or the context has ended, it returns an error before it takes any
-// gradient.
+// ReduceAll makes a whole step: Ready for all gradients except nil ones, and Wait. If a gradient is invalid or the
+// context has ended, it returns an error before it accepts any gradient.
 func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
 	if len(gradients) != len(g.step.tensors) {

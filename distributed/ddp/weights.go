@@ -13,22 +13,22 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Weigh sets the number of samples (or tokens) that the next gradients of this rank stand for, with [Config].Weighted.
-// Gradients are means over weight samples, and results are means over the samples of all ranks: the sum of
-// weight · gradient, divided by the sum of the weights. Each backward pass calls it before its first Accumulate, Ready
-// or ReduceAll, which is [comm.ErrArgument] otherwise. It does not communicate. A weight that is negative or not finite
-// is [comm.ErrArgument].
+// Weigh sets the number of samples (or tokens) of the next gradients of this rank, with [Config].Weighted. Gradients
+// are means over weight samples, and results are means over the samples of all ranks: the sum of weight · gradient,
+// divided by the sum of the weights. Call it in each backward pass before the first Accumulate, Ready or ReduceAll,
+// which otherwise returns [comm.ErrArgument]. It does not communicate. A negative or non-finite weight is
+// [comm.ErrArgument].
 //
 // With several passes for one step, the weight of the rank is the sum over its passes: those in which
 // [Gradients.Accumulate] was called, and the last one. Passes may have different numbers of samples.
 //
-// Gradients of weight 0 count as zeros, whatever they are: the mean over no samples may be NaN. With
-// [Config].BucketViews they are overwritten. A rank without data calls Wait alone, or [Gradients.Join], and has
-// weight 0. If all weights are 0, the step is one whose gradients are zeros. If all weights are equal, and each rank
-// made one pass, results have the bits of a step without weights.
+// Gradients of weight 0 count as zeros, even if they are NaN, as a mean over no samples may be. With
+// [Config].BucketViews they are overwritten. A rank without data calls Wait alone, or [Gradients.Join], and has weight
+// 0. If all weights are 0, the step has zero gradients. If all weights are equal, and each rank made one pass, results
+// have the bits of a step without weights.
 //
 // A step that is rolled back keeps its weights: the same calls of Ready, or of ReduceAll, repeat it. A call of Weigh
-// leaves it out instead, and forgets what was accumulated.
+// abandons the step instead, and discards what was accumulated.
 func (g *Gradients) Weigh(weight float64) error {
 	const op = "gradient weight"
 	if err := g.usable(op); err != nil {
