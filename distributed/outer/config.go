@@ -10,54 +10,50 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
-// Config says how a [Loop] averages. All ranks use the same.
+// Config configures a [Loop]. All ranks use the same configuration.
 type Config struct {
-	// Every is H, the steps of a window. Those of DiLoCo are 50 to 500, and of SparseLoCo 15 to
-	// 50; fewer where the ranks' data differ much.
+	// Every is H, the number of steps in a window. DiLoCo uses 50 to 500 steps, and SparseLoCo 15 to 50. Use fewer if the
+	// ranks' data differ much.
 	Every int
-	// Schedule, if set, returns the steps of the window of each round, from 0 on, instead
-	// of Every. It is a function of the round alone.
+	// Schedule, if set, replaces Every: it returns the number of steps in the window of a round, counted from 0. It must
+	// be a function of the round alone.
 	Schedule func(round int) int
 
-	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
-	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum,
-	// BucketViews, Uneven and Weighted have no meaning here. With NoUndo, and
-	// densely with PassNonFinite, an exchange that fails is not repeated by the same call. Reproducible
-	// is how many ranks there are at most: each contributes one outer gradient to a round, and averages are over
-	// the ranks, with the same bits in whatever order they come. ClipNorm bounds the norm of the average then, and
-	// weights are whole numbers of at most 2^24.
+	// Reduce configures the averaging of outer gradients, dense by default. They are F32, whatever the type of the
+	// parameters. NonFinite is [sparse.SkipNonFinite] unless set. Sum, BucketViews, Uneven and Weighted have no meaning
+	// here. With NoUndo, and with a dense pattern and PassNonFinite, the same call does not repeat a failed exchange.
+	// Reproducible is the maximum number of ranks. Each contributes one outer gradient to a round, and averages over the
+	// ranks have the same bits in any order. ClipNorm then bounds the norm of the average, and weights are whole numbers
+	// of at most 2^24.
 	Reduce ddp.Config
-	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
-	// 0.95.
+	// Decay, in (0, 1], multiplies the residual after each round. The default is 1; SparseLoCo uses 0.95.
 	Decay float64
-	// Weighted has a rank count with the steps that it has made since its last exchange, or
-	// what it passes to [Loop.Weigh]. It costs an allreduce of one number a round.
+	// Weighted weights a rank by the number of steps since its last exchange, or by the weights that it passes to
+	// [Loop.Weigh]. It costs an allreduce of one number per round.
 	Weighted bool
 
 	// LearningRate of the outer optimizer: 1 unless set.
 	LearningRate float64
 	// Momentum of the outer optimizer, in [0, 1): 0.9 in DiLoCo.
 	Momentum float64
-	// Nesterov: the momentum is Nesterov's.
+	// Nesterov selects Nesterov momentum.
 	Nesterov bool
 
-	// Fragments is into how many parts of about equal length the parameters are cut, between
-	// rows of them, which take turns within a window: 1 unless set.
+	// Fragments is the number of parts, of about equal length, into which the parameters are cut between rows. Fragments
+	// take turns within a window. The default is 1.
 	Fragments int
-	// Delay is how many steps after it was sent a fragment arrives: 0 unless set, with which
-	// Step waits for the exchange. Otherwise the exchange goes on behind the steps between. It
-	// is at most the number of steps from one fragment to the next. It excludes
-	// NoUndo and PassNonFinite in Reduce, with which an exchange may not be rolled back: what was sent is not
-	// computed again.
+	// Delay is the number of steps from sending a fragment to its arrival. With 0, the default, Step waits for the
+	// exchange. Otherwise the exchange is asynchronous to the steps in between. Delay is at most the number of steps from
+	// one fragment to the next. It excludes NoUndo and PassNonFinite in Reduce, with which an exchange may not be rolled
+	// back: a sent fragment is not computed again.
 	Delay int
-	// Mix, in [0, 1), is the share of a rank's own parameters where a fragment arrives: they
-	// become Mix · own + (1 − Mix) · common. 0 means 0.5 with a Delay, as in Streaming DiLoCo, and
-	// no share without. With a Delay and [NoMix] the rank loses the steps that it has made since the
-	// fragment was sent.
+	// Mix, in [0, 1), is the share of a rank's own parameters when a fragment arrives: they become Mix · own + (1 − Mix) ·
+	// common. 0 means 0.5 with a Delay, as in Streaming DiLoCo, and 0 without. With a Delay and [NoMix] the rank loses the
+	// steps that it has made since the fragment was sent.
 	Mix float64
 }
 
-// NoMix, for [Config.Mix], has a fragment that arrives replace the rank's own parameters, also with a Delay.
+// NoMix, for [Config.Mix], makes an arriving fragment replace the rank's own parameters, also with a Delay.
 const NoMix = -1
 
 // delayedMix is the share of a rank's own parameters where a delayed fragment arrives, as in Streaming DiLoCo

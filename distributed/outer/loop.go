@@ -28,11 +28,11 @@ import (
 //		err := loop.Step(ctx)
 //	}
 //
-// It keeps the common parameters in F32, an outer gradient as long, a velocity with momentum,
-// and what the reduction keeps.
+// It keeps the common parameters in F32, an outer gradient of the same length, with Momentum a velocity, and the state
+// of the reduction.
 //
-// A Loop belongs to one goroutine at a time. So does its communicator during calls; with a
-// Delay it has a communicator split from that, so that the program can use its own between.
+// A Loop belongs to one goroutine at a time. So does its communicator during calls. With a Delay, the Loop uses a
+// sub-communicator, so that the program can use the communicator between calls.
 type Loop struct {
 	rt       runtime.Runtime   // of the parameters
 	kernels  kernel.Kernels    // of rt
@@ -65,13 +65,13 @@ type position struct {
 	Round, First, Length int // the window: its number, after how many steps it begins, how many it has
 }
 
-// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds go on from those of the run that
-// was saved, which are FirstStep and FirstRound, and the others begin at 0.
+// Stats describes the work of a [Loop] on this rank. After [Loop.Restore], Steps and Rounds continue from the saved
+// run's values, which are FirstStep and FirstRound. The other fields begin at 0.
 type Stats struct {
 	Steps     int // of the inner optimizer
 	Rounds    int // windows that ended
 	FirstStep int // what Steps was after New or Restore: this loop has made Steps - FirstStep
-	// FirstRound is what Rounds was then.
+	// FirstRound is the value of Rounds after New or Restore.
 	FirstRound int
 	Exchanges  int // fragments that arrived
 	Skipped    int // fragments that the ranks skipped, as one of them was not finite
@@ -92,14 +92,12 @@ const (
 	words      = 8
 )
 
-// New prepares a loop for parameters, contiguous tensors of F32, F16 or BF16 in rt's memory,
-// which the program's optimizer changes and Step replaces. All ranks of c call it together, with
-// parameters of the same lengths and types, the same bits in them ([distributed.BroadcastAll])
-// and the same configuration: they are the first common parameters.
+// New prepares a loop for parameters, contiguous tensors of F32, F16 or BF16 in rt's memory, which the program's
+// optimizer changes and Step replaces. All ranks of c call it together, with the same configuration, and with
+// parameters of the same lengths, types and bits ([distributed.BroadcastAll]), the first common parameters.
 //
-// Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of
-// range, and for two parameters that share memory. Ranks that
-// differ find out when the first fragment is sent ([comm.ErrMismatch]).
+// Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of range, and for two parameters
+// that share memory. A difference between ranks is [comm.ErrMismatch] when the first fragment is sent.
 func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor,
 	cfg Config) (*Loop, error) {
 	const op = "outer loop"
@@ -272,15 +270,15 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 	return nil
 }
 
-// Step ends a step of the inner optimizer. Where a fragment is due it is sent, and where one
-// arrives, the host waits for the exchange, the common parameters move, and those of the rank
-// become (or are mixed with) them. Without a Delay a fragment arrives in the step that sends it.
+// Step ends a step of the inner optimizer. It sends a fragment that is due. When a fragment arrives, the host waits for
+// the exchange, the common parameters move, and the rank's parameters become the common ones or are mixed with them.
+// Without a Delay a fragment arrives in the step that sends it.
 //
-// A round is a transaction. After an error of an exchange its fragment is on this rank as before, the step does not
-// count, and the same call repeats it, after [Loop.Rebind] where the communicator is aborted. A fragment that has
-// arrived in the step, before another could not be sent, has arrived, and the repeat leaves it. Where outer gradients
-// are not finite on any rank, all ranks discard them and take the common parameters ([Stats].Skipped), unless
-// Config.Reduce says otherwise. An error of the runtime while the common parameters move stays.
+// A round is a transaction. After an error of an exchange, its fragment on this rank is as before, and the step does
+// not count. The same call repeats it, after [Loop.Rebind] if the communicator is aborted. A fragment that arrived in
+// the step before another could not be sent has arrived, and the repeat skips it. If outer gradients are not finite on
+// any rank, all ranks discard them and adopt the common parameters ([Stats].Skipped), unless Config.Reduce says
+// otherwise. An error of the runtime while the common parameters move is permanent.
 func (l *Loop) Step(ctx context.Context) error {
 	return l.do("outer step", func() error {
 		now := l.position.Now
@@ -327,9 +325,9 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 	return nil
 }
 
-// Weigh has the step that Step ends next count as weight instead of 1 (its samples, for example;
-// 0 where a rank had no data and made none), with Config.Weighted. With Reduce.Reproducible it is a whole number, and
-// what a rank has done in a window counts at most 2^24.
+// Weigh sets the weight of the step that Step ends next, with Config.Weighted: its number of samples, for example, or 0
+// if the rank had no data and made none. The default is 1. With Reduce.Reproducible weights are whole numbers, and a
+// rank's weights in a window add up to at most 2^24.
 func (l *Loop) Weigh(weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 1) {
 		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a finite number, not negative",
@@ -343,8 +341,8 @@ func (l *Loop) Weigh(weight float64) error {
 	return nil
 }
 
-// Adopt makes the rank's parameters the common ones, as a rank does that has none
-// after [Loop.Restore], or before it evaluates the model that all ranks have.
+// Adopt sets the rank's parameters to the common ones. Call it on a rank without parameters after [Loop.Restore], or
+// before evaluating the common model.
 func (l *Loop) Adopt() error {
 	return l.do("outer adopt", func() (err error) {
 		for _, f := range l.fragments {
@@ -354,7 +352,7 @@ func (l *Loop) Adopt() error {
 	})
 }
 
-// Stats returns what the loop did since New, or Restore.
+// Stats returns the statistics of the loop since New or Restore.
 func (l *Loop) Stats() Stats {
 	s := l.stats
 	s.Steps = l.position.Now.Step
@@ -363,8 +361,8 @@ func (l *Loop) Stats() Stats {
 }
 
 // Close frees the memory, and the communicator that New split. Parameters stay as they are. In the middle of an
-// exchange, see [ddp.Gradients.Close]: after an error the memory is not given back, until a Close without one.
-// Closing twice is fine.
+// exchange, see [ddp.Gradients.Close]: after an error the memory is not freed until a Close succeeds. Closing twice is
+// fine.
 func (l *Loop) Close() error {
 	l.closed = true
 	errs := []error{l.order.DrainToFree()}

@@ -50,18 +50,16 @@ func (l *Loop) fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// State returns what a loop of the same parameters and configuration needs to go on from here,
-// bit for bit, beside the rank's parameters, which the program saves: the common parameters,
-// the outer optimizer's velocity, averages that have not arrived, and residuals. Every rank
-// saves its own. It waits for an exchange in flight until ctx is done, so all ranks call it
-// after the same step.
+// State returns the state from which a loop of the same parameters and configuration continues, bit for bit: the common
+// parameters, the outer optimizer's velocity, averages that have not arrived, and residuals. The program saves the
+// rank's parameters. Every rank saves its own state. State waits for an exchange in flight until ctx is done, so all
+// ranks call it after the same step.
 func (l *Loop) State(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, false)
 }
 
-// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores
-// it, and has the common parameters then. It takes part in an average that is to be repeated with an outer gradient of
-// zeros.
+// SharedState is [ddp.Gradients.SharedState] of a loop, for a joining rank, after [Loop.Rebind]. The rank restores it,
+// and then has the common parameters. To an average that is repeated, it contributes an outer gradient of zeros.
 func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, true)
 }
@@ -172,12 +170,10 @@ func (p *position) valid(c *Config) bool {
 	return c.fits(p.Length) && p.First <= math.MaxInt-p.Length && passed >= 0 && passed < p.Length
 }
 
-// Restore makes l what it was when [Loop.State] returned its state, between two steps; the
-// program restores the rank's parameters of that step, or calls [Loop.Adopt]. With the state of
-// [Loop.SharedState] the rank's parameters become the common ones. With another
-// number of ranks than before a rank passes the states that [sparse.RestoreRanks] names. A
-// wrong state is found before anything but residuals has changed; errors are those of
-// [ddp.Gradients.Restore].
+// Restore returns l, between two steps, to the state that [Loop.State] returned. The program restores the rank's
+// parameters of that step, or calls [Loop.Adopt]. With the state of [Loop.SharedState] the rank's parameters become the
+// common ones. If the number of ranks has changed, a rank passes the states that [sparse.RestoreRanks] names. A wrong
+// state is detected before anything but residuals has changed. Errors are those of [ddp.Gradients.Restore].
 func (l *Loop) Restore(ctx context.Context, states ...[]byte) error {
 	return l.do("outer restore", func() error { return l.restore(ctx, states) })
 }
@@ -301,7 +297,7 @@ func (l *Loop) BeforeCommit(f func(ctx context.Context) error) {
 	}
 }
 
-// Residuals is [ddp.Gradients.Residuals] of all fragments, after it has waited for exchanges in flight.
+// Residuals waits for exchanges in flight and returns [ddp.Gradients.Residuals] of all fragments.
 func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 	for _, f := range l.fragments {
 		if f.phase == inFlight {
@@ -314,17 +310,17 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 	return all, err
 }
 
-// Rebind moves the loop to another communicator, in the middle of a window too: all ranks of c
-// do it together. What lost ranks had not sent is lost. A fragment whose exchange failed is
-// averaged again over the ranks of c, when Step is repeated.
+// Rebind moves the loop to another communicator, also in the middle of a window. All ranks of c call it together.
+// Whatever lost ranks had not sent is lost. A fragment whose exchange failed is averaged again over the ranks of c when
+// Step is repeated.
 //
-// While a fragment is in flight over a communicator that is sound, Rebind is [comm.ErrArgument] at once, and changes
-// nothing: a peer may never send it. Call [Loop.State] before, which waits for the exchange, or [comm.AbortAll] for
-// the communicator given to New. Where c fails before the loop is bound to it, the loop can be moved to another one.
+// While a fragment is in flight over a working communicator, Rebind returns [comm.ErrArgument] at once and changes
+// nothing: a peer may never send the fragment. First call [Loop.State], which waits for the exchange, or
+// [comm.AbortAll] with the communicator passed to New. If c fails before the loop is bound to it, the loop can be moved
+// to another one.
 //
-// The exchange has to have failed on all ranks of c or on none, as it does where
-// [Loop.BeforeCommit] votes. Otherwise the next exchange or arrival is [comm.ErrMismatch] on
-// all of them, and they go on from saved states.
+// The exchange must have failed on all ranks of c or on none, as it does if [Loop.BeforeCommit] votes. Otherwise the
+// next exchange or arrival is [comm.ErrMismatch] on all of them, and they continue from saved states.
 func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 	return l.do("outer rebind", func() error {
 		if err := base.Reaches(l.rt, c); err != nil {
