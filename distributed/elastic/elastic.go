@@ -1,6 +1,6 @@
-// Package elastic trains with members that come and go: at each boundary between two steps it names the members of
-// the next epoch and makes a communicator for them. A member that joins gets the state of the others. A step that lost
-// a member is made again by the members that remain.
+// Package elastic trains with members that join and leave: at each boundary between two steps it determines the members
+// of the next epoch and makes a communicator for them. A joining member gets the state of the others. If a step loses a
+// member, the remaining members repeat it.
 //
 //	gradients, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{})
 //	…
@@ -18,20 +18,20 @@
 //
 // # Steps
 //
-// A step ends with a vote, [Member.Commit]: an allreduce of two words for each member. It comes between what can be
-// rolled back and what cannot: a [Trainer] calls it there. A member whose vote fails does not know whether the others
-// have committed. All say what they know when they form the next epoch, and do the same: commit, if all of them had
-// the result, otherwise roll back (cooperative termination of two-phase commit: Bernstein, Hadzilacos, Goodman,
-// "Concurrency Control and Recovery in Database Systems", 1987, §7.4).
+// A step ends with a vote, [Member.Commit]: an allreduce of two words for each member. A [Trainer] calls it before
+// anything that cannot be rolled back. A member whose vote fails does not know whether the others have committed. When
+// the members form the next epoch, they share what they know and act alike: they commit if all of them had the result,
+// and otherwise roll back (cooperative termination of two-phase commit: Bernstein, Hadzilacos, Goodman, "Concurrency
+// Control and Recovery in Database Systems", 1987, §7.4).
 //
 // # Epochs
 //
-// Members keep a leased entry in a store, their status. Whoever sees that all live members of an epoch are at the
-// boundary writes the next epoch by compare-and-set. If its communicator cannot be formed, all are at a boundary
-// again, and the next attempt has a higher number. Communicators are of one epoch.
+// Each member keeps its status in a store, as a leased entry. A member that sees all live members of an epoch at the
+// boundary writes the next epoch by compare-and-set. If its communicator cannot be formed, all are at a boundary again,
+// and the next attempt has a higher number. A communicator belongs to one epoch.
 //
-// The store is not the members': a launcher keeps it, or etcd. It outlives them, and is the only judge of which epoch
-// is the next one, so that the members that reach it may go on, down to Config.Min, whoever is lost.
+// The store does not belong to the members: a launcher or etcd keeps it. It outlives them, and it alone decides which
+// epoch is next. So the members that reach it may continue, down to Config.Min, whichever members are lost.
 //
 // # How it is written
 //
@@ -79,8 +79,8 @@ var (
 	// ErrStore means that the store is out of reach, or refuses this member's entry. The others may go on, so this
 	// member may not.
 	ErrStore = errors.New("the job's store is out of reach")
-	// ErrEnded means that the others have made the last step of the job. The state of this process is not the job's
-	// unless it was in the last epoch: [Member.Run] returns nil for that.
+	// ErrEnded means that the others have made the last step of the job. This process does not have the job's final state
+	// unless it was in the last epoch, for which [Member.Run] returns nil.
 	ErrEnded = errors.New("the job has ended")
 	// ErrIdentity means that another living process has this member's name.
 	ErrIdentity = errors.New("another member has this name")
@@ -95,17 +95,17 @@ type Place struct {
 	World      string // names the epoch: no other one has it
 }
 
-// Config says who a member is, how it reaches the others, and what all members have alike.
+// Config names a member, connects it to the others, and has the state and the terms that all members share.
 type Config struct {
 	Name     string // of one living process at a time
 	Min, Max int    // members of an epoch; Max 0 is any number
-	// Terms is what all members must have alike: a version, a configuration. Others are refused.
+	// Terms must be the same on all members: a version, a configuration. Members with other terms are refused.
 	Terms string
 
 	// Dial connects to the job's store, again whenever the session is lost. The store outlives members, and ends the
-	// leases of processes that are silent. Not nil.
+	// leases of silent processes. Dial must not be nil.
 	Dial func(ctx context.Context) (store.Store, error)
-	// TLS is for Form: the configuration of connections between members, which [FromEnv] sets. It may be nil.
+	// TLS, which [FromEnv] sets, configures the connections between members, for Form. It may be nil.
 	TLS *tls.Config
 	// Silence is how long a member may be silent before the others go on without it, [DefaultSilence] unless set. Five
 	// times Silence, its patience, bounds each wait of a member: for the store, for a communicator, and for an epoch
@@ -113,18 +113,18 @@ type Config struct {
 	Silence  time.Duration
 	patience time.Duration // five times Silence unless a test sets it
 
-	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange
-	// addresses in the store, which repeats refused writes until ctx ends, under names with the World in them. An error
-	// with a method MissingRanks() []int, such as [tcp.New]'s, says which ranks were never connected to: the next
+	// Form makes the communicator of an epoch, as [tcp.New] does. All members of the epoch call it. It may exchange
+	// addresses in the store, under names that contain the World; kv repeats refused writes until ctx ends. If its error
+	// has a method MissingRanks() []int, as [tcp.New]'s has, that lists the ranks that were never connected to. The next
 	// epoch is formed without those that most others miss.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
 	// Runtime has the memory that communicators reach: package cpu's unless set.
 	Runtime runtime.Runtime
 
-	// Tensors are those that all members have alike, of the same lengths and types: parameters,
-	// the state of the optimizer. A joining member gets them from another one.
+	// Tensors are the same on all members, with the same lengths and types: parameters, the state of the optimizer. A
+	// joining member gets them from another member.
 	Tensors []*runtime.Tensor
-	// Step is how many steps a state has that the member brings along, say from a file.
+	// Step is the number of steps behind a state that the member brings along, for example from a file.
 	Step uint64
 }
 
@@ -142,7 +142,7 @@ type Epoch struct {
 	hash    int64   // of what members have alike, 0 after the first vote, which has compared it
 }
 
-// Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
+// Member is a process of an elastic job. Only one goroutine may call its methods, except Leave.
 type Member struct {
 	cfg     Config  // with defaults; never changed
 	trainer Trainer // has the state; called by Next and Commit alone
@@ -176,9 +176,10 @@ type Member struct {
 	epoch       *Epoch           // entered last: nil for a member that joins, without Comm until it is formed
 }
 
-// Join makes this process a member, which trains with trainer, and returns when it has found the store and is not
-// refused: [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before
-// [Member.Next], which looks for the store if Join has not found it within five times Config.Silence.
+// Join makes this process a member that trains with trainer. It returns when it has found the store and the member is
+// not refused, with [comm.ErrMismatch] for other terms or [ErrIdentity] for a name that is taken. The member enters its
+// first epoch in [Member.Next], which keeps looking for the store if Join has not found it within five times
+// Config.Silence.
 func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 	if trainer == nil {
 		return nil, fmt.Errorf("elastic: %w: no trainer", comm.ErrArgument)
@@ -229,8 +230,8 @@ func (c *Config) complete() error {
 	return checkText(c.Name)
 }
 
-// FromEnv completes a configuration for a rank of `tutti launch --min`: with its name, the bounds, the launcher's
-// store, and in TLS the configuration of connections for [tcp.New].
+// FromEnv completes a configuration for a rank of `tutti launch --min`. It sets Name, Min and Max, Dial for the
+// launcher's store, and TLS for [tcp.New].
 func FromEnv(cfg Config) (Config, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
@@ -262,11 +263,11 @@ func FromEnv(cfg Config) (Config, error) {
 	return cfg, nil
 }
 
-// Steps returns how many steps the members have committed.
+// Steps returns the number of steps that the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are
-// handed over. A leaving member that alone has the state stays until a successor has received it, even if that
+// Leave makes this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are
+// handed over. If only the leaving member has the state, it stays until a successor has received that, even if this
 // exceeds Max by one.
 //
 // A member at a boundary leaves at once if it has no state of the job, or if all members of the last epoch are to
@@ -274,15 +275,13 @@ func (m *Member) Steps() uint64 { return m.now().Step }
 func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 
 // Run makes steps until one of them returns [io.EOF], this member has left, ctx ends, or a step fails for another
-// reason than a lost member. Call Close after it. The other members go on without this one where Run returns an
-// error.
+// reason than a lost member. Call Close after it. If Run returns an error, the other members continue without this one.
 //
-// Run returns nil for [io.EOF], for [ErrLeft], and when the others end the job and this member has made all of its
-// steps. It returns [ErrEnded] if the others have made the last step without this process. Its tensors are not the
-// result of the job then: do not report or save them.
+// Run returns nil for [io.EOF], for [ErrLeft], and if the others end the job after this member has made all of its
+// steps. It returns [ErrEnded] if the others have made the last step without this process. Its tensors are then not the
+// result of the job: do not report or save them.
 //
-// A step that lost a member is made again by the members that are left. A member without the store waits until it can
-// join again.
+// If a step loses a member, the remaining members repeat it. A member without the store waits until it can join again.
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
 	err := m.run(ctx, step)
 	if err != nil {

@@ -17,14 +17,19 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Next returns the epoch of the next step: the same one, or another if the last vote has found members that come or
-// go, or if failed, the error of the step, is not nil. Then its communicator is new, the trainer is bound to it, and
-// a member that joined has its state.
+// Next returns the epoch of the next step. It is a new one if the last vote found joining or leaving members, or if
+// failed, the error of the step, is not nil. A new epoch has a new communicator, to which the trainer is bound, and a
+// joining member has its state.
 //
-// It waits for others as long as ctx and the number of members need. Errors are [ErrLeft] after [Member.Leave],
-// [ErrStore] when the store has been out of reach for five times Config.Silence, [ErrEnded] when the others have made
-// the last step, those of [Join] where the store is reached only now, and the last epoch's when none could
-// begin for as long. After an error Next may be called again, and the member joins when it can.
+// Next waits for others as long as ctx allows and the number of members requires. Its errors are:
+//
+//   - [ErrLeft] after [Member.Leave],
+//   - [ErrStore] when the store has been out of reach for five times Config.Silence,
+//   - [ErrEnded] when the others have made the last step,
+//   - those of [Join] if the store is reached only now,
+//   - the last epoch's error when none could begin for five times Config.Silence.
+//
+// After an error Next may be called again, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
 	// An epoch that is not bound is one that Commit has formed to make the failed step again in.
@@ -85,9 +90,9 @@ func (m *Member) fail(cause error) {
 	}
 }
 
-// Commit votes that this member can commit its step, and returns nil if all do. It is called by all members between
-// the exchange of a step, for which it waits, and what cannot be rolled back. An error means that the step is rolled
-// back and made again: if a member was lost, [Member.Next] has the epoch in which.
+// Commit votes that this member can commit its step, and returns nil if all members do. All members call it after the
+// exchange of a step, for which it waits, and before anything that cannot be rolled back. An error means that the step
+// is rolled back and repeated. If a member was lost, [Member.Next] returns the epoch in which to repeat it.
 func (m *Member) Commit(ctx context.Context) error {
 	e := m.epoch
 	if e == nil {
