@@ -9,23 +9,22 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// AllReduceAll is [AllReduce] of every tensor, as one group: cheaper than one
-// after the other, most of all when they are small. The types may differ. All
-// ranks pass as many tensors, of the same lengths and types, in the same order. Two
-// that share memory are [comm.ErrArgument]: it would be reduced twice.
+// AllReduceAll reduces every tensor as [AllReduce] does, in one group. That is cheaper than one call after the other,
+// especially for small tensors. The types may differ. All ranks pass the same number of tensors, of the same lengths
+// and types, in the same order. Two that share memory are [comm.ErrArgument], because that memory would be reduced
+// twice.
 //
-// Use it for occasional reductions, such as the averages of batch
-// normalization. Gradients of package ddp overlaps with the backward pass.
+// Use it for occasional reductions, such as the averages of batch normalization. For gradients, package ddp overlaps
+// communication with the backward pass.
 func AllReduceAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, op comm.ReduceOp) error {
 	return all(ctx, "allreduce all", c, tensors, func(t transfer) comm.Call {
 		return comm.AllReduceCall(t.src, t.dst, t.count, t.dt, op)
 	})
 }
 
-// BroadcastAll copies root's tensors to those of every rank, as one group: the
-// parameters of a model and the state of its optimizer, so that all ranks start
-// from the same. All ranks pass as many tensors, of the same lengths and types, in
-// the same order. Two that share memory are [comm.ErrArgument].
+// BroadcastAll copies root's tensors to every rank's, in one group. Use it for a model's parameters and its optimizer's
+// state, so that all ranks start from the same values. All ranks pass the same number of tensors, of the same lengths
+// and types, in the same order. Two that share memory are [comm.ErrArgument].
 func BroadcastAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, root int) error {
 	return all(ctx, "broadcast all", c, tensors, func(t transfer) comm.Call {
 		return comm.BroadcastCall(t.dst, t.count, t.dt, root)

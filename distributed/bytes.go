@@ -13,9 +13,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// BroadcastBytes returns root's data on every rank: a configuration, a random
-// seed, an encoded checkpoint. The other ranks' data is ignored. It is
-// ready when BroadcastBytes returns.
+// BroadcastBytes returns root's data on every rank: a configuration, a random seed, an encoded checkpoint. The other
+// ranks' data is ignored. The result is ready when BroadcastBytes returns.
 //
 // Like the other functions of this file it goes through memory of rt, which c
 // reaches ([comm.ErrDevice] otherwise), and is not for hot paths: it sends a length
@@ -93,8 +92,8 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 	return m.parts(out, counts)
 }
 
-// ScatterBytes returns root's parts[r] on rank r: data that differs from rank to rank, such as the state of one that
-// joins. The other ranks' parts are ignored. The lengths may differ.
+// ScatterBytes returns root's parts[r] on rank r: data that differs between ranks, such as the state of a joining rank.
+// The other ranks' parts are ignored. The lengths may differ.
 func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, parts [][]byte,
 	root int) ([]byte, error) {
 	const op = "scatter bytes"

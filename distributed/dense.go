@@ -14,14 +14,15 @@ import (
 // every rank gets the result, with the same bits. All ranks pass a tensor of
 // the same length and type.
 //
-// Like all functions of this file it returns an error before anything is sent
-// if c or a tensor is nil ([comm.ErrArgument]), a tensor is freed
-// ([runtime.ErrFreed]), not contiguous ([runtime.ErrNotContiguous]) or in memory
-// that c does not reach ([comm.ErrDevice]), or if two tensors are not ordered by
-// one compute stream ([runtime.ErrDevice]: they are on two devices, or of two
-// runtimes that have a stream each). When it returns, the result is ready for
-// work submitted to the tensor's runtime from then on; before the host reads it,
-// see "Completion" in the package's documentation.
+// Like all functions of this file it returns an error before anything is sent if:
+//   - c or a tensor is nil ([comm.ErrArgument]),
+//   - a tensor is freed ([runtime.ErrFreed]), not contiguous ([runtime.ErrNotContiguous]) or in memory that c does not
+//     reach ([comm.ErrDevice]),
+//   - two tensors are not ordered by one compute stream ([runtime.ErrDevice]), because they are on two devices, or of
+//     two runtimes with a stream each.
+//
+// When it returns, the result is ready for work submitted to the tensor's runtime afterwards. Before the host reads it,
+// see "Completion" in the package documentation.
 func AllReduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp) error {
 	return move(ctx, "allreduce", c, t, t, func(x transfer) comm.Call {
 		return comm.AllReduceCall(x.src, x.dst, x.count, x.dt, op)
@@ -35,8 +36,7 @@ func Broadcast(ctx context.Context, c comm.Communicator, t *runtime.Tensor, root
 	})
 }
 
-// Reduce is [AllReduce] whose result only root gets, in place; the other
-// ranks' t stay as they are.
+// Reduce is like [AllReduce], but only root gets the result, in place. The other ranks' t stay as they are.
 func Reduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm.ReduceOp, root int) error {
 	return move(ctx, "reduce", c, t, t, func(x transfer) comm.Call {
 		if c.Rank() != root {
@@ -46,9 +46,8 @@ func Reduce(ctx context.Context, c comm.Communicator, t *runtime.Tensor, op comm
 	})
 }
 
-// AllGather collects every rank's src, in rank order, in every rank's dst,
-// which has WorldSize times as many elements. src may be this rank's part of
-// dst (a view): then nothing is copied.
+// AllGather collects every rank's src, in rank order, in every rank's dst, which has WorldSize times as many elements.
+// If src is this rank's part of dst (a view), nothing is copied.
 func AllGather(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor) error {
 	return moveParts(ctx, "allgather", c, dst, src, src, dst, func(x transfer) comm.Call {
 		return comm.AllGatherCall(x.src, x.dst, x.count, x.dt)

@@ -2,15 +2,15 @@ package distributed
 
 import "fmt"
 
-// TensorError is an error that concerns one of several tensors that a call was given, such as a gradient of package
-// ddp or a parameter of package outer. Programs that have names for them find its number with [errors.As].
+// TensorError is an error about one of the tensors that were passed to a call, such as a gradient of package ddp or a
+// parameter of package outer. Programs that name their tensors get its index with [errors.As].
 type TensorError struct {
 	Role  string // what the tensors are, such as "gradient"
 	Index int    // of the one, in the order in which they were passed
 	Err   error
 }
 
-// Error says which tensor it concerns, and what.
+// Error returns the tensor's role and index, and the text of e.Err.
 func (e *TensorError) Error() string {
 	return fmt.Sprintf("%s %d: %v", e.Role, e.Index, e.Err)
 }

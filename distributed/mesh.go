@@ -20,20 +20,18 @@ type Dim struct {
 // and has, for each dimension, a communicator of the ranks that differ from
 // this one only in that dimension.
 //
-// Ranks are laid out row by row: the last dimension varies fastest. In a mesh
-// of data:2 and tensor:4, rank 5 has the coordinates data 1, tensor 1; its
-// "tensor" communicator joins ranks 4 to 7 and its "data" communicator ranks 1
-// and 5. So the dimension that communicates most goes last, where neighbours
-// are usually on one host. Within a communicator the rank is the coordinate.
+// Ranks are laid out row by row: the last dimension varies fastest. In a mesh of data:2 and tensor:4, rank 5 has the
+// coordinates data 1, tensor 1; its "tensor" communicator joins ranks 4 to 7 and its "data" communicator ranks 1 and 5.
+// So put the dimension that communicates most last: its neighbours are usually on one host. Within a communicator the
+// rank is the coordinate.
 type Mesh struct {
 	dims   []Dim
 	coords []int
 	comms  []comm.Communicator
 }
 
-// NewMesh splits c, collectively: all ranks pass the same dimensions, whose
-// sizes multiply to the world size. One size may be -1: the ranks that are left. The
-// mesh does not own c.
+// NewMesh splits c, collectively: all ranks pass the same dimensions, whose sizes multiply to the world size. One size
+// may be -1, which stands for the remaining ranks. The mesh does not own c.
 func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, error) {
 	const op = "mesh"
 	if err := base.CheckComm(c); err != nil {
@@ -64,8 +62,8 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 }
 
 // JoinMesh makes a mesh from one communicator for each dimension, slowest dimension first, for example NCCL within
-// hosts and MPI between them. Each joins the ranks that differ from this one only in that dimension, in the order of
-// their coordinate, and has one of the names. JoinMesh does not communicate. The mesh owns the communicators.
+// hosts and MPI between them. Each has one of the names, and joins the ranks that differ from this one only in that
+// dimension, in the order of their coordinate. JoinMesh does not communicate. The mesh owns the communicators.
 func JoinMesh(names []string, comms []comm.Communicator) (*Mesh, error) {
 	const op = "mesh"
 	if len(names) != len(comms) {

@@ -12,15 +12,13 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// AverageMetrics returns the averages of metrics over the ranks (loss, accuracy),
-// the same bits on every rank. A rank counts with its weight, the number of samples
-// behind its metrics, so that the result averages over all samples even if some
-// ranks have fewer. A rank of weight 0 takes part and does not count, whatever its
-// metrics are; if all weights are 0, the averages are NaN.
+// AverageMetrics returns the averages of metrics, such as loss and accuracy, over the ranks, bit-identical on every
+// rank. A rank's weight is the number of samples behind its metrics, so the result averages over all samples even if
+// some ranks have fewer. A rank of weight 0 takes part, but its metrics are ignored. If all weights are 0, the averages
+// are NaN.
 //
-// All ranks pass the same number of metrics, in the same order. It is computed in F64 and
-// ready when AverageMetrics returns, for which the host waits; see [BroadcastBytes]
-// for rt. A weight that is negative or not finite is [comm.ErrArgument].
+// All ranks pass the same number of metrics, in the same order. The averages are computed in F64, and the host waits
+// for them. For rt, see [BroadcastBytes]. A negative or non-finite weight is [comm.ErrArgument].
 func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator, weight float64,
 	metrics ...float64) ([]float64, error) {
 	const op = "average metrics"

@@ -17,17 +17,16 @@ import (
 type SamplerConfig struct {
 	// Seed of the order, which differs in every epoch.
 	Seed uint64
-	// InOrder does not shuffle.
+	// InOrder disables shuffling.
 	InOrder bool
 	// Uneven uses every sample once: the first ranks have one more than the others. It is for evaluation, and for
 	// training with Join of package ddp.
 	Uneven bool
 }
 
-// Sampler says which samples of a data set are a rank's: every WorldSize-th one of
-// an order that all ranks make from the seed and the epoch. It does not
-// communicate and keeps nothing between epochs, so a resumed run that asks for the
-// same epoch gets the same.
+// Sampler assigns the samples of a data set to ranks. A rank gets every WorldSize-th sample of an order that all ranks
+// derive from the seed and the epoch. It does not communicate and keeps nothing between epochs, so a resumed run gets
+// the same samples for the same epoch.
 type Sampler struct {
 	rank, size, n int
 	cfg           SamplerConfig
@@ -81,12 +80,10 @@ func (s *Sampler) Epoch(epoch int) []int {
 // is at least 1. The last batch may be shorter; leave it out if all batches
 // must have one size.
 //
-// The batches of all ranks together are those of one rank with size*WorldSize
-// samples a batch, so the same training on more ranks sees the same batches. Which
-// samples are together in a rank's batch depends on the number of ranks. Where each
-// batch is a contribution to sums for any number of ranks (Reproducible of package
-// ddp), all ranks make the Sampler with a communicator of one rank, such as package
-// noop's, and each takes its share of these batches.
+// The batches of all ranks together are those of one rank with size*WorldSize samples a batch, so the same training on
+// more ranks sees the same batches. The composition of a rank's batch depends on the number of ranks. For batches that
+// do not depend on it (Reproducible of package ddp), all ranks make the Sampler with a communicator of one rank, such
+// as package noop's, and each takes its share of these batches.
 func (s *Sampler) Batches(epoch, size int) [][]int {
 	return slices.Collect(slices.Chunk(s.Epoch(epoch), size))
 }
