@@ -2,6 +2,7 @@ package staged_test
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -50,7 +51,9 @@ func TestLongCalls(t *testing.T) {
 						return err
 					}
 					all[c.Rank()] = recv
-					return c.Sync(ctx)
+					err := c.Sync(ctx)
+					runtime.KeepAlive(send)
+					return err
 				}))
 				return all
 			}
@@ -94,7 +97,9 @@ func TestLongCallsDisagree(t *testing.T) {
 			if err := c.AllReduce(hostmem.Addr(x), hostmem.Addr(x), count, dtype.F64, comm.Sum); err != nil {
 				return err
 			}
-			return c.Sync(ctx)
+			err := c.Sync(ctx)
+			runtime.KeepAlive(x)
+			return err
 		})
 		assert.ErrorIs(t, err, comm.ErrMismatch, "%d and %d elements", n, other)
 		require.NoError(t, host.Close())
