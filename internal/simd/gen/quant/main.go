@@ -37,14 +37,14 @@ const (
 )
 
 func quantize(name string, bits int) {
-	Kernel(name, "func(codes, scales *byte, src, lost []float32, most float32) (done int)",
+	Kernel(name, "func(codes, scales *byte, src, lost []float32, highest float32) (done int)",
 		name+" quantises blocks until one has a value that is not finite, or a scale near the ends of its",
 		"range. If lost is not empty, it becomes what rounding loses.")
 	codes := Load(Param("codes"), GP64())
 	scales := Load(Param("scales"), GP64())
 	lost := Load(Param("lost").Base(), GP64())
 	keeps := Load(Param("lost").Len(), GP64())
-	highest := Load(Param("most"), XMM())
+	highest := Load(Param("highest"), XMM())
 	one := Lanes(0x3f800000).AsX()
 	top := YMM()
 	whole := XMM()

@@ -6,13 +6,13 @@ package quant
 // range. If lost is not empty, it becomes what rounding loses.
 //
 //go:noescape
-func quantizeI8AVX2(codes *byte, scales *byte, src []float32, lost []float32, most float32) (done int)
+func quantizeI8AVX2(codes *byte, scales *byte, src []float32, lost []float32, highest float32) (done int)
 
 // quantizeI4AVX2 quantises blocks until one has a value that is not finite, or a scale near the ends of its
 // range. If lost is not empty, it becomes what rounding loses.
 //
 //go:noescape
-func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, most float32) (done int)
+func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, highest float32) (done int)
 
 // quantizeSignAVX2 writes the signs and the mean magnitudes of blocks, until one has a value that is not
 // finite, or a mean near the ends of its range. If lost is not empty, it becomes what rounding loses.

@@ -2,14 +2,14 @@
 
 #include "textflag.h"
 
-// func quantizeI8AVX2(codes *byte, scales *byte, src []float32, lost []float32, most float32) (done int)
+// func quantizeI8AVX2(codes *byte, scales *byte, src []float32, lost []float32, highest float32) (done int)
 // Requires: AVX, AVX2, SSE
 TEXT ·quantizeI8AVX2(SB), NOSPLIT, $0-80
 	MOVQ         codes+0(FP), AX
 	MOVQ         scales+8(FP), CX
 	MOVQ         lost_base+40(FP), DX
 	MOVQ         lost_len+48(FP), BX
-	MOVSS        most+64(FP), X0
+	MOVSS        highest+64(FP), X0
 	MOVL         $0x3f800000, SI
 	VMOVD        SI, X1
 	VPBROADCASTD X1, Y1
@@ -178,14 +178,14 @@ DATA order<>+24(SB)/4, $0x00000003
 DATA order<>+28(SB)/4, $0x00000007
 GLOBL order<>(SB), RODATA|NOPTR, $32
 
-// func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, most float32) (done int)
+// func quantizeI4AVX2(codes *byte, scales *byte, src []float32, lost []float32, highest float32) (done int)
 // Requires: AVX, AVX2, SSE
 TEXT ·quantizeI4AVX2(SB), NOSPLIT, $0-80
 	MOVQ         codes+0(FP), AX
 	MOVQ         scales+8(FP), CX
 	MOVQ         lost_base+40(FP), DX
 	MOVQ         lost_len+48(FP), BX
-	MOVSS        most+64(FP), X0
+	MOVSS        highest+64(FP), X0
 	MOVL         $0x3f800000, SI
 	VMOVD        SI, X1
 	VPBROADCASTD X1, Y1
