@@ -5,7 +5,8 @@
 //	go run ./.ci/commands -run DIR # runs those that need nothing but this machine, in new folders of DIR
 //
 // A command says what it needs by its own words, such as srun or --join, or in the comment behind it: "needs 16
-// processors", "needs root", "takes a minute". Commands that other steps run are in the table elsewhere, with what shows it.
+// processors", "needs root", "takes a minute". Commands that other steps run are in the table evidence, with what
+// shows it.
 package main
 
 import (
@@ -84,7 +85,7 @@ var (
 	comment = regexp.MustCompile(`(^|\s)# (.*)$`)
 )
 
-// read returns the commands of a document: lines of blocks of sh, and lines behind a "$ " of blocks of console and of no
+// read returns the commands of a document: lines of blocks of sh, and lines after a "$ " in blocks of console and of no
 // language, where the other lines are output.
 func read(page, text string) (all []command) {
 	language := "" // of the block; "-" for none
@@ -158,26 +159,29 @@ var own = []struct{ pattern, need string }{
 }
 
 // need is what a comment says of its command.
-var need = regexp.MustCompile(`\b(?:needs|takes) ((?:\d+ processors|a GPU|(?:\d+ |two |four )?GPUs|MPI|root|a minute|minutes)\b)`)
+var need = regexp.MustCompile(`\b(?:needs|takes) (` +
+	`(?:\d+ processors|a GPU|(?:\d+ |two |four )?GPUs|MPI|root|a minute|minutes)\b)`)
 
 // inClone matches commands that only a checkout has what for.
 var inClone = regexp.MustCompile(`^(\w+=\S+ )*(\.ci/|lab/|go \w+ (-C|\./))`)
 
-// elsewhere are commands that other steps and tests run as they stand, or, where a reason is given, in another form. What
+// evidence is of commands that other steps and tests run as they stand or, if a reason is given, in another form. What
 // shows it is a text of a file.
-var elsewhere = []struct{ pattern, file, shows, reason string }{
+var evidence = []struct{ pattern, file, shows, reason string }{
 	{`^go (run|build) \./(examples/[\w-]+|delta/example)$`, ".ci/run", `./examples/... ./delta/example`, ""},
 	{`^go test \./examples/gradients$`, ".ci/run", `go test -count=1 -vet all`, ""},
 	{`^go (run|build) \./\.ci/bits$`, ".ci/run", `go build -o "$scratch/bits" ./.ci/bits`, ""},
 	{`^tutti launch -n 3 \./bits$`, ".ci/run", `same_bits "$tutti" launch -n 3 "$scratch/bits"`, ""},
 	{`^(TUTTI_EXTENDED=1 )?\.ci/run any_ranks$`, ".ci/run", `step 15 "same bits for any number of ranks" any_ranks`, ""},
-	{`^tutti launch .*(--machines|--join) .*train --backend tcp$`, "cmd/tutti/launch_test.go", `func TestTwoMachinesByTheDocuments`, ""},
+	{`^tutti launch .*(--machines|--join) .*train --backend tcp$`, "cmd/tutti/launch_test.go",
+		`func TestTwoMachinesByTheDocuments`, ""},
 	{`^go get github.com/tutti-go/tutti/delta@latest$`, ".ci/run", `publish_module "github.com/tutti-go/tutti/$module"`,
 		"with go mod tidy"},
 	{`^tutti launch -n 4 --min 2 .* --json &$`, ".ci/run", `--min 1 --restarts 3 "$tutti" "${train[@]}" --elastic`,
 		"it would kill other jobs"},
 	{`^sleep 2; kill -9 \$\(pgrep`, "cmd/tutti/misfortune_linux_test.go", `kill -9 $(`, "it would kill other jobs"},
-	{`^tutti launch -n 4 \./gradients -steps 100000$`, "cmd/tutti/misfortune_linux_test.go", `one: remote + ` + "`signal: killed",
+	{`^tutti launch -n 4 \./gradients -steps 100000$`, "cmd/tutti/misfortune_linux_test.go",
+		`one: remote + ` + "`signal: killed",
 		"a reader kills a rank"},
 	{`^echo \$\?$`, "cmd/tutti/misfortune_linux_test.go", `code: 137`, "a reader kills a rank"},
 	{`^TUTTI_RECORD=1000 tutti launch -n 4 \./gradients &$`, "cmd/tutti/misfortune_linux_test.go", `tutti-record-0.json`,
@@ -201,7 +205,7 @@ func judge(commands []command, root string) (problems []string) {
 				c.verdict = "needs " + w.need
 			}
 		}
-		for k, e := range elsewhere {
+		for k, e := range evidence {
 			if !regexp.MustCompile(e.pattern).MatchString(c.text) {
 				continue
 			}
@@ -216,13 +220,14 @@ func judge(commands []command, root string) (problems []string) {
 			problems = append(problems, fmt.Sprintf(format, c.page, c.line, c.text))
 		}
 	}
-	for k, e := range elsewhere {
+	for k, e := range evidence {
 		text, err := os.ReadFile(filepath.Join(root, e.file))
 		switch {
 		case err != nil:
 			problems = append(problems, err.Error())
 		case !strings.Contains(string(text), e.shows):
-			problems = append(problems, fmt.Sprintf("%s no longer has %q, which shows that %s is run", e.file, e.shows, e.pattern))
+			problem := fmt.Sprintf("%s no longer has %q, which shows that %s is run", e.file, e.shows, e.pattern)
+			problems = append(problems, problem)
 		case !used[k]:
 			problems = append(problems, fmt.Sprintf("no document has a command like %s", e.pattern))
 		}
