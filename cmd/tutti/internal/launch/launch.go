@@ -285,14 +285,16 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // arrive takes the next place among the machines. The first machine, which keeps the store, has the lowest: the
 // others wait for what it says of the job, after that.
 func (a *agent) arrive(ctx context.Context) error {
-	n, err := a.takePlace(ctx)
-	if err != nil {
-		return err
+	if a.key == "" { // or it has a place by an earlier session
+		n, err := a.takePlace(ctx)
+		if err != nil {
+			return err
+		}
+		a.key = fmt.Sprintf("%s%08d", machines, n)
+		a.ranks = int(n)
 	}
-	a.key = fmt.Sprintf("%s%08d", machines, n)
-	a.ranks = int(n)
 	text, _ := json.Marshal(a.machine())
-	err = a.kv.Set(ctx, a.key, text, store.Lease)
+	err := a.kv.Set(ctx, a.key, text, store.Lease)
 	if err == nil && a.first {
 		err = a.hearRefusals(context.WithoutCancel(ctx))
 	}
@@ -340,7 +342,7 @@ func (a *agent) elastic(ctx context.Context) error {
 	if a.first && a.Listen != "" && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
 	}
-	if err := a.exchangeSignals(ctx, a.kv); err != nil {
+	if err := a.exchangeSignals(ctx, a.kv); err != nil && a.kv.Err() == nil { // follow replaces a session that is lost
 		return fmt.Errorf("launch: %w", err)
 	}
 	a.leaveLoopback(a.listMachines(ctx))
@@ -354,6 +356,9 @@ func (a *agent) elastic(ctx context.Context) error {
 	end := a.follow(ctx, g, failures)
 	cancel()
 	a.stop(g, end.Signal)
+	if !a.first && !a.Served {
+		a.reconnect(ctx)
+	}
 	if a.succeeded(g) {
 		_ = a.kv.Set(context.WithoutCancel(ctx), successKey, nil)
 	}
@@ -370,7 +375,6 @@ func (a *agent) elastic(ctx context.Context) error {
 		a.leave()
 		err = a.takeDumps()
 	default:
-		a.reconnect(ctx)
 		a.sendDumps() // also of members that were lost in a job that went well
 		a.leave()
 	}

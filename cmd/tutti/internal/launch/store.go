@@ -309,23 +309,40 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 	return a.kv.Set(ctx, jobKey, text)
 }
 
-// dial joins the store that the first machine keeps, or other processes serve.
-func (a *agent) dial(ctx context.Context, conf *tls.Config) (err error) {
+// dial joins the store that the first machine keeps, or other processes serve. An elastic job goes on at the next of
+// these when one is lost meanwhile: what a session has said already is said once more, and changes nothing.
+func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
+	for {
+		err := a.join(ctx, conf)
+		if err == nil {
+			return nil
+		}
+		if a.kv == nil {
+			return err
+		}
+		lost := a.kv.Err() != nil
+		err = errors.Join(err, a.kv.Close())
+		if !lost || !a.Served || a.Min == 0 || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// join begins a session of the store, in which this machine is one of the job's. The session is nil if nobody answers.
+func (a *agent) join(ctx context.Context, conf *tls.Config) error {
 	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: "a launcher of " + a.host + ", " + rand.Text()}
-	a.kv, err = a.dialer.Dial(ctx)
+	kv, err := a.dialer.Dial(ctx)
+	a.kv = kv
 	if errors.Is(err, comm.ErrTimeout) {
 		return fmt.Errorf("%w; %s", err, a.remedy())
 	}
 	if err != nil {
 		return err
 	}
-	if err = a.agree(ctx); err == nil {
-		err = a.arrive(ctx)
+	if err := a.agree(ctx); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, a.kv.Close())
-	}
-	return nil
+	return a.arrive(ctx)
 }
 
 // remedy asks for what lets a launcher join that nobody has answered.

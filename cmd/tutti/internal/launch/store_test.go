@@ -8,7 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +28,8 @@ type service struct {
 	addresses []string
 	file      string // with the secret
 	proxies   []*store.Proxy
+	lost      atomic.Bool // the first proxy, in a request that it does and does not answer
+	last      string      // prefix of the key in that request; "" is none
 
 	mu       sync.Mutex
 	stores   map[string]*store.Server // by job; guarded by mu
@@ -56,8 +60,61 @@ func (s *service) lose(proxy int) {
 	})
 }
 
-func newService(t *testing.T) *service {
-	s := &service{file: filepath.Join(t.TempDir(), "secret"), stores: map[string]*store.Server{}}
+// losing is a session of the first proxy, which is lost in a request: what that asked for is done, and not answered.
+type losing struct {
+	*store.Client
+	service *service
+}
+
+// done ends the proxy if this was the request.
+func (l losing) done(ctx context.Context, key string) {
+	if strings.HasPrefix(key, l.service.last) {
+		if !l.service.lost.Swap(true) {
+			go l.service.lose(0)
+		}
+		<-ctx.Done() // it waits for this request
+	}
+}
+
+func (l losing) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+	err := l.Client.Set(ctx, key, value, options...)
+	l.done(ctx, key)
+	return err
+}
+
+func (l losing) CompareAndSet(
+	ctx context.Context,
+	key string,
+	version uint64,
+	value []byte,
+	options ...store.Option,
+) (store.Entry, bool, error) {
+	now, ok, err := l.Client.CompareAndSet(ctx, key, version, value, options...)
+	l.done(ctx, key)
+	return now, ok, err
+}
+
+func (l losing) List(ctx context.Context, prefix string) ([]store.Entry, error) {
+	listed, err := l.Client.List(ctx, prefix)
+	l.done(ctx, prefix)
+	return listed, err
+}
+
+func (l losing) Watch(ctx context.Context, prefix string, f func(store.Event)) (stop func(), err error) {
+	stop, err = l.Client.Watch(ctx, prefix, f)
+	l.done(ctx, prefix)
+	return stop, err
+}
+
+func newService(t *testing.T) *service { return newLosingService(t, "") }
+
+// newLosingService returns one that loses its first proxy in a request for a key with a prefix.
+func newLosingService(t *testing.T, last string) *service {
+	s := &service{
+		last:   last,
+		file:   filepath.Join(t.TempDir(), "secret"),
+		stores: map[string]*store.Server{},
+	}
 	secret, err := rendezvous.ReadSecret(s.file, true)
 	require.NoError(t, err)
 	conf, err := rendezvous.Job{Secret: []byte(secret + "\x00tutti\x00"), Hosted: true}.TLS("store")
@@ -66,7 +123,11 @@ func newService(t *testing.T) *service {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		p := store.NewProxy(elastic.DefaultSilence, func(_ context.Context, job string) (store.Backend, error) {
-			return s.open(i, job), nil
+			kv := s.open(i, job)
+			if i == 0 && s.last != "" {
+				return losing{kv, s}, nil
+			}
+			return kv, nil
 		})
 		p.Serve(l, conf)
 		t.Cleanup(func() { _ = p.Close() })
@@ -155,6 +216,22 @@ func TestServedElastic(t *testing.T) {
 	err = begin(t, t.Context(), "elastic", member).wait(t)
 	require.ErrorIs(t, err, comm.ErrArgument)
 	require.ErrorContains(t, err, "has ended")
+}
+
+// TestServedWhileJoining: launchers of an elastic job go on at the next address of its store when theirs is lost while
+// they join, at whatever request that is.
+func TestServedWhileJoining(t *testing.T) {
+	requests := []string{"elastic/", jobKey, ranksKey, machines, relayed}
+	for _, key := range requests {
+		t.Run(strings.Trim(key, "/"), func(t *testing.T) {
+			s := newLosingService(t, key)
+			a := begin(t, t.Context(), "elastic", s.elastic)
+			b := begin(t, t.Context(), "elastic", s.elastic)
+			require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+			require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+			assert.True(t, s.lost.Load(), "the first proxy was not lost: nothing was tried")
+		})
+	}
 }
 
 // TestNoName: a store that a launcher keeps has no job with a name.
