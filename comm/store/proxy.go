@@ -201,6 +201,11 @@ func (s *proxied) answer(r *request, a reply, err error) {
 	if r.ID == 0 {
 		return
 	}
+	if err != nil && s.backend.Err() != nil {
+		// An error is a refusal within a session that lasts. The client goes on at another proxy.
+		s.conn.NetConn().Close() //nolint:errcheck // next fails
+		return
+	}
 	a.ID = r.ID
 	if err != nil {
 		a = reply{ID: r.ID, Fault: err.Error(), Kind: kindOf(err)}
@@ -244,6 +249,9 @@ func (s *proxied) apply(ctx context.Context, r *request) {
 		s.stop(r.Version)
 	default:
 		err = fmt.Errorf("%w: there is no operation %.100q", comm.ErrArgument, r.Op)
+	}
+	if err != nil && ctx.Err() != nil {
+		return // the proxy ends, and this session with it: as above
 	}
 	s.answer(r, a, err)
 }

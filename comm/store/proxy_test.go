@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -207,6 +208,57 @@ func TestFailures(t *testing.T) {
 	requireOnly(t, failure(kindFull, "x", errUndone), ErrFull)
 	require.EqualError(t, failure(kindArgument, "a\x1b[2J\nb", nil), comm.ErrArgument.Error()+`: a\x1b[2J\nb`)
 	require.Less(t, len(failure(kindFailed, strings.Repeat("x", 1<<20), nil).Error()), 2*longestReason)
+}
+
+// ended is a session that has ended, of which nobody else has been told yet.
+type ended struct {
+	*Client
+	err error
+}
+
+func (e ended) Err() error            { return e.err }
+func (e ended) Done() <-chan struct{} { return nil }
+
+func (e ended) Set(ctx context.Context, _ string, _ []byte, _ ...Option) error {
+	return cmp.Or(e.err, ctx.Err())
+}
+
+func (e ended) Get(context.Context, string) ([]byte, error) { return nil, e.err }
+
+// TestProxyLostWhileAnswering: a request that fails because the session of the store behind has ended is no refusal: its
+// client has lost its session, too, when it is told.
+func TestProxyLostWhileAnswering(t *testing.T) {
+	server := NewServer(Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	_, address := front(t, func(context.Context, string) (Backend, error) {
+		return ended{server.Local("a session"), fmt.Errorf("%w: the lease has ended", comm.ErrPeerFailed)}, nil
+	})
+	for name, ask := range map[string]func(kv *Client) error{
+		"set": func(kv *Client) error { return kv.Set(t.Context(), "k", nil) },
+		"get": func(kv *Client) error {
+			_, err := kv.Get(t.Context(), "k")
+			return err
+		},
+	} {
+		kv, err := Dialer{Addresses: []string{address}, TLS: mustTLS(t, "s"), Name: name}.Dial(t.Context())
+		require.NoError(t, err)
+		require.ErrorIs(t, ask(kv), comm.ErrPeerFailed, name)
+		require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed, "%s: the session goes on", name)
+	}
+}
+
+// TestProxyClosedWhileAnswering: nor is one that fails because the proxy is closed.
+func TestProxyClosedWhileAnswering(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := &proxied{backend: ended{}}
+	s.out.limit = mostQueued
+	s.out.busy = true // nobody sends what it has
+	s.apply(ctx, &request{Op: opSet, ID: 1, Key: "k"})
+	assert.Empty(t, s.out.list)
+	s.apply(t.Context(), &request{Op: opSet, ID: 2, Key: "k"})
+	require.Len(t, s.out.list, 1)
+	assert.EqualValues(t, 2, s.out.list[0].ID)
 }
 
 // TestServeAfterClose: a proxy that is closed closes a listener that it is given later, on which nobody is answered.
