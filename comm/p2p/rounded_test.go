@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -87,7 +88,9 @@ func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most i
 			if s.factor != nil {
 				src.Factor = hostmem.Addr(s.factor)
 			}
-			require.NoError(t, errors.Join(k.Store(src.Grad, s.grad, hostmem.Addr(random()), s.n, 1, 0), k.Accumulate(src)))
+			terms := random()
+			require.NoError(t, errors.Join(k.Store(src.Grad, s.grad, hostmem.Addr(terms), s.n, 1, 0), k.Accumulate(src)))
+			runtime.KeepAlive(terms)
 			s.grads = append(s.grads, g)
 		}
 		s.values = append(s.values, v)
@@ -103,6 +106,10 @@ func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most i
 		}
 		require.NoError(t, k.Quantize(hostmem.Addr(codes), s.codec, hostmem.Addr(from), len(from), p))
 		require.NoError(t, k.Dequantize(hostmem.Addr(to), s.codec, hostmem.Addr(codes), len(from), add))
+		runtime.KeepAlive(from)
+		runtime.KeepAlive(lost)
+		runtime.KeepAlive(to)
+		runtime.KeepAlive(codes)
 	}
 	for owner := range ranks {
 		first := min(owner*share, s.n)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -328,6 +329,7 @@ func TestFalseHead(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, in := newIntruder(t, 1)
 				memory := make([]byte, 8)
+				defer runtime.KeepAlive(memory) // the communicator has its address alone
 				require.NoError(t, c.Recv(hostmem.Addr(memory), 8, dtype.U8, 1, 9))
 				n := uint64(len(message))
 				in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: n, eager: n, length: int(n)}, message))

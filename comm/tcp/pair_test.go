@@ -152,6 +152,7 @@ func TestBehindLongMessages(t *testing.T) {
 	const window, long = 1 << 20, 4 << 20
 	p, w := newEarly(window)
 	memory := make([]byte, long)
+	defer runtime.KeepAlive(memory) // the pair has its address alone
 	for tag := range uint64(8) {
 		p.send(w, int(tag), tag, hostmem.Addr(memory), long)
 	}

@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"math/bits"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -86,6 +87,7 @@ func drawTerm(r *rand.Rand, n int, dt dtype.DType) []float32 {
 		short := make([]uint16, n)
 		narrow(hostmem.Addr(short), dt, x)
 		widen(x, hostmem.Addr(short), dt)
+		runtime.KeepAlive(short)
 	}
 	return x
 }

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	goruntime "runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +19,7 @@ func TestReduceOnARuntime(t *testing.T) {
 	addr := func(s []float32) uintptr { return hostmem.Addr(s) }
 	dsts, srcs := []uintptr{addr(out), addr(a)}, []uintptr{addr(a), addr(b)}
 	require.NoError(t, rt.Reduce(dsts, srcs, 2, dtype.F32, reductions.Sum))
+	goruntime.KeepAlive(b)
 	assert.Equal(t, []float32{11, 22, 0}, out)
 	assert.Equal(t, []float32{11, 22, 3}, a, "a destination may be a source")
 	require.NoError(t, rt.Reduce([]uintptr{0}, []uintptr{0}, 0, dtype.F32, reductions.Sum))

@@ -227,8 +227,8 @@ func TestStandInOpenThatFailsLeavesNothing(t *testing.T) {
 		name := append([]byte(call), 0)
 		f.Fail.Call(hostmem.Addr(name), 400, 1000)
 		_, err := Open(0)
-		goruntime.KeepAlive(name)
 		f.Fail.Call(hostmem.Addr(name), 0, 0)
+		goruntime.KeepAlive(name)
 
 		var e *Error
 		require.ErrorAs(t, err, &e, call)

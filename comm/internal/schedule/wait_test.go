@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
@@ -101,6 +102,7 @@ func TestLateWithoutLock(t *testing.T) {
 	stop := make(chan struct{})
 	c := backend.New(&engine.Check, &engine.Life, &endpoint{Engine: engine, wire: n.wires[0], stop: stop})
 	values := []int64{1}
+	defer runtime.KeepAlive(values) // the engine has its address alone
 	p := hostmem.Addr(values)
 	require.NoError(t, c.Recv(p, 1, dtype.I64, 2, 0))
 	ctx := &ending{t.Context(), func() {}}

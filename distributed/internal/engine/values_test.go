@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	goruntime "runtime"
 	"slices"
 	"testing"
 
@@ -276,6 +277,9 @@ func sumRounded(codec kernel.Codec, residual [][]float32) (all []float32, err er
 		code, out := make([]uint32, codec.Size(len(x))/4), make([]float32, len(x))
 		err = errors.Join(err, k.Quantize(hostmem.Addr(code), codec, hostmem.Addr(x), len(x), hostmem.Addr(lost)),
 			k.Dequantize(hostmem.Addr(out), codec, hostmem.Addr(code), len(x), false))
+		goruntime.KeepAlive(x)
+		goruntime.KeepAlive(lost)
+		goruntime.KeepAlive(code)
 		return out
 	}
 	n := len(residual[0])
@@ -411,6 +415,7 @@ func TestGradientsAddedOnTheWay(t *testing.T) {
 			for step := range steps {
 				values := standin.Normal(n, c.Rank(), step)
 				require.NoError(t, rt.Kernels().Store(standin.Pointer(g), dt, hostmem.Addr(values), n, 1, 0))
+				goruntime.KeepAlive(values)
 				host.frozen = frozen && step > 1
 				if step == bad && fused && !cfg.NoUndo {
 					before := state()
