@@ -348,9 +348,9 @@ func TestMajorityLost(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("ranks die with their launcher on Linux alone")
 	}
+	command := tuttiCommand(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	command := tuttiCommand(t)
 	s := newTrio(ctx, t)
 	var launchers []*process
 	for range 3 {
@@ -375,6 +375,7 @@ func TestOutside(t *testing.T) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("no etcd in PATH; install etcd-server")
 	}
+	command := tuttiCommand(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	client, peer := "http://"+jobtest.Address(t, 1), "http://"+jobtest.Address(t, 1)
@@ -384,7 +385,6 @@ func TestOutside(t *testing.T) {
 	secret := secretFile(t)
 	_, address := serve(ctx, t, secret, "--endpoints", client)
 	at := address()
-	command := tuttiCommand(t)
 	launch := func(join string, more ...string) *process {
 		args := []string{"launch", "--join", join, "--secret-file", secret, "--machines", "2", "--wait", "1m"}
 		args = append(args, more...)
