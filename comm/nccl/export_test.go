@@ -69,6 +69,13 @@ func WindowRows(ctx context.Context, c *Comm) (int, error) {
 	return len(rows), err
 }
 
+// UseWindows has a communicator use windows at the sizes at which they are faster in the world that it is of, whatever
+// world it behaves as if it were of later.
+func UseWindows(ctx context.Context, c *Comm) (err error) {
+	c.windows.rows, err = c.tabulate(ctx)
+	return err
+}
+
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
 func AsOfTwo(c *Comm) { AsOf(c, 2) }
 

@@ -90,6 +90,8 @@ type standIns struct {
 		Abrupt     dl.Func `sym:"fake_abrupt"`
 		HoldThread dl.Func `sym:"fake_hold_services"`
 		Early      dl.Func `sym:"fake_early"`
+
+		EndedWindows dl.Func `sym:"fake_ended_windows"`
 	}
 	driver struct {
 		Alive      dl.Func `sym:"fake_alive"`
@@ -258,15 +260,17 @@ func TestStandInFailsToFree(t *testing.T) {
 	require.Zero(t, s.nccl.OpenGroups.Int())
 }
 
-// Ranks of one process do not deregister windows at the same time.
+// Ranks of one process do not deregister windows at the same time, nor end a framework's capture by it.
 func TestStandInFreesWindowsOneByOne(t *testing.T) {
 	s, rt := openStandIns(t)
 	const ranks, windows = 2, 8
 	comms := make([]*nccl.Comm, ranks)
 	for i := range comms {
 		comms[i] = s.alone(t, rt)
+		require.NoError(t, nccl.UseWindows(t.Context(), comms[i]))
 		nccl.AsOfTwoGoroutines(comms[i])
 	}
+	before := s.nccl.EndedWindows.Int()
 	require.NoError(t, gputest.Each(ranks, func(r int) error {
 		for range windows {
 			buf, err := comms[r].AllocateSymmetric(t.Context(), 1<<20)
@@ -276,6 +280,7 @@ func TestStandInFreesWindowsOneByOne(t *testing.T) {
 		}
 		return comms[r].Close()
 	}))
+	require.EqualValues(t, ranks*windows, s.nccl.EndedWindows.Int()-before)
 }
 
 // Where the GPU of another rank is not known, windows are not used. A rank that cannot tell its own aborts: the others go by

@@ -220,10 +220,13 @@ func (c *Comm) deregister(ctx context.Context, w window) error {
 		deregister := c.lib.sym.WindowDeregister
 		return c.status(deregister, n.handle, deregister.Int(n.handle, w.handle))
 	}
-	return c.rt.Current(func() error {
+	var err error
+	c.rt.CurrentToFree(func() {
 		if n.shares { // NCCL unmaps the memory of all ranks, as each other rank's call does
-			return c.rt.Unmapping(end)
+			err = c.rt.Unmapping(end)
+			return
 		}
-		return end()
+		err = end()
 	})
+	return err
 }

@@ -168,7 +168,7 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 		Handle: handle,
 		Bytes:  bytes,
 	}
-	if err := r.do(r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
+	if err := r.manage(r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
 		_ = r.giveBack(r.drv.sym.MemRelease, handle)
 		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
@@ -178,7 +178,7 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 		locationID:   int32(r.index),
 		flags:        accessReadWrite,
 	}
-	err = r.do(r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
+	err = r.manage(r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
 	goruntime.KeepAlive(access)
 	if err != nil {
 		_ = m.Unmap(mapping)

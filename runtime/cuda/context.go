@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// do makes a driver call with the runtime's context current.
+// do makes a driver call that submits something to a stream, with the runtime's context current.
 //
 // Contexts are current per OS thread and goroutines move between threads, so
 // the goroutine is locked to its thread for the call. A context of somebody
@@ -28,7 +28,21 @@ func (r *Runtime) do(fn dl.Func, args ...uintptr) error {
 	return r.fail(fn, status)
 }
 
-// get is do for a call whose first parameter receives its result.
+// manage is do for a call that submits nothing, which a capture may forbid.
+func (r *Runtime) manage(fn dl.Func, args ...uintptr) error {
+	previous, err := r.enter()
+	if err != nil {
+		return err
+	}
+	status := r.drv.manage(fn, args...)
+	r.leave(previous)
+	if status == statusSuccess {
+		return nil
+	}
+	return r.fail(fn, status)
+}
+
+// get is manage for a call whose first parameter receives its result.
 func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 	previous, err := r.enter()
 	if err != nil {
@@ -56,7 +70,7 @@ func (r *Runtime) Current(f func() error) error {
 }
 
 // CurrentToFree is Current for calls that free what libraries on top of CUDA
-// made. It also runs f on a broken device, and while Close waits: such a library
+// made. They end no capture of a framework. It also runs f on a broken device, and while Close waits: such a library
 // may free the memory of several GPUs together, so that the sound ones get
 // theirs back only if the broken one takes part. Once Close gives the context
 // back, which waits for f, it does nothing.
@@ -70,7 +84,7 @@ func (r *Runtime) CurrentToFree(f func()) {
 		return
 	}
 	defer r.putBack(previous)
-	f()
+	r.drv.relaxed(f)
 }
 
 // enter begins a call: it keeps Close from taking the context away, locks the
@@ -129,7 +143,7 @@ func (r *Runtime) putBack(previous uintptr) {
 func (r *Runtime) giveBack(fn dl.Func, args ...uintptr) error {
 	previous, err := r.makeCurrent()
 	if err == nil {
-		status := Status(fn.Int(args...))
+		status := r.drv.manage(fn, args...)
 		r.putBack(previous)
 		if status != statusSuccess {
 			err = r.fail(fn, status)

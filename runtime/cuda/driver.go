@@ -153,14 +153,13 @@ const oldestDriver = 11050
 // version returns the newest CUDA version that the driver supports, 0 if it
 // does not say. It may be asked before cuInit.
 func (d *driver) version() int {
-	if !d.sym.DriverGetVersion.Found() {
+	out := d.out()
+	defer d.release(out)
+	ask := d.sym.DriverGetVersion
+	if !ask.Found() || Status(ask.Int(out.addr(0))) != statusSuccess {
 		return 0
 	}
-	v, err := d.get(-1, d.sym.DriverGetVersion)
-	if err != nil {
-		return 0
-	}
-	return int(int32(v))
+	return int(int32(out[0]))
 }
 
 func versionText(v int) string {
@@ -189,16 +188,24 @@ func (d *driver) release(o *outs) {
 // captureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED.
 const captureRelaxed = 2
 
-// ask makes a call that asks about an object, or waits for it, on the goroutine's thread, to which it is locked.
-func (d *driver) ask(fn dl.Func, handle uintptr) Status {
-	// A capture that a framework has begun in the global mode ends at such a call on any thread (and the driver, 580,
-	// may crash if that thread ends the capture at the same time), unless the thread says that it is harmless.
+// relaxed runs f on a thread whose calls disturb no capture. f submits nothing to a stream that captures.
+func (d *driver) relaxed(f func()) {
+	// A capture that a framework has begun in the global mode ends at a call that may disturb it, on any thread (and the
+	// driver, 580, may crash if that thread ends the capture at the same time), unless the thread says that it is harmless.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	mode := d.out()
 	defer d.release(mode)
 	mode[0] = captureRelaxed
-	d.sym.ThreadExchangeMode.Int(mode.addr(0))
-	status := Status(fn.Int(handle))
-	d.sym.ThreadExchangeMode.Int(mode.addr(0))
+	exchange := d.sym.ThreadExchangeMode
+	exchange.Int(mode.addr(0))
+	defer exchange.Int(mode.addr(0)) // what it was before
+	f()
+}
+
+// manage makes a call that submits nothing: it asks about an object, waits for it, makes or frees one.
+func (d *driver) manage(fn dl.Func, args ...uintptr) (status Status) {
+	d.relaxed(func() { status = Status(fn.Int(args...)) })
 	return status
 }
 
@@ -212,8 +219,8 @@ func (d *driver) get(device int, fn dl.Func, args ...uintptr) (uint64, error) {
 		panic("cuda: get with more arguments than any getter has")
 	}
 	n := copy(all[1:], args)
-	if err := d.check(fn, device, fn.Int(all[:1+n]...)); err != nil {
-		return 0, err
+	if status := d.manage(fn, all[:1+n]...); status != statusSuccess {
+		return 0, d.newError(fn, device, status)
 	}
 	return out[0], nil
 }

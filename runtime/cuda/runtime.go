@@ -244,7 +244,7 @@ func (r *Runtime) Synchronize(ctx context.Context) error {
 func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
-	err = r.do(r.drv.sym.MemGetInfo, out.addr(0), out.addr(1))
+	err = r.manage(r.drv.sym.MemGetInfo, out.addr(0), out.addr(1))
 	return int64(out[0]), int64(out[1]), err
 }
 
@@ -403,7 +403,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	if err != nil {
 		return false
 	}
-	status := r.drv.ask(query, handle)
+	status := r.drv.manage(query, handle)
 	r.putBack(previous)
 	if sticky[status] {
 		_ = r.fail(query, status)

@@ -90,7 +90,7 @@ func (m *SharedMemory) Export() (fd int, err error) {
 	}
 	out := r.drv.out()
 	defer r.drv.release(out)
-	err = r.do(r.drv.sym.MemExport, out.addr(0), d.memory, handlePosixFD, 0)
+	err = r.manage(r.drv.sym.MemExport, out.addr(0), d.memory, handlePosixFD, 0)
 	goruntime.KeepAlive(out)
 	return int(int32(out[0])), err
 }

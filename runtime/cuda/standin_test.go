@@ -57,7 +57,7 @@ func TestOnStandIns(t *testing.T) {
 		args []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
+			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared|TestGrowth)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|fixed|union|give|hostile|encode|quantize)"}},

@@ -73,7 +73,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 	}
 	out := r.drv.out()
 	defer r.drv.release(out)
-	if err := r.do(r.drv.sym.StreamGetCtx, handle, out.addr(0)); err != nil {
+	if err := r.manage(r.drv.sym.StreamGetCtx, handle, out.addr(0)); err != nil {
 		return err
 	}
 	if ctx := uintptr(out[0]); ctx != r.ctx {
@@ -89,7 +89,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 func (r *Runtime) StreamPriorities() (lowest, greatest int, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
-	if err := r.do(r.drv.sym.CtxPriorityRange, out.addr(0), out.addr(1)); err != nil {
+	if err := r.manage(r.drv.sym.CtxPriorityRange, out.addr(0), out.addr(1)); err != nil {
 		return 0, 0, err
 	}
 	return int(int32(out[0])), int(int32(out[1])), nil
@@ -246,7 +246,7 @@ func (r *Runtime) query(fn dl.Func, handle uintptr) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	status := r.drv.ask(fn, handle)
+	status := r.drv.manage(fn, handle)
 	r.leave(previous)
 	switch status {
 	case statusSuccess:

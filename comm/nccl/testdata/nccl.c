@@ -6,6 +6,7 @@
  * fake_*: communicators alive, calls on one that was freed, groups that were left
  * open, threads that ended. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -82,6 +83,16 @@ static int check(const struct comm *c) {
   return INVALID_ARGUMENT;
 }
 
+/* A call that frees memory ends a framework's capture, unless its thread is in the relaxed mode. */
+static void disturb(void) {
+  int (*exchange)(int *) = (int (*)(int *))dlsym(RTLD_DEFAULT, "cuThreadExchangeStreamCaptureMode");
+  const int relaxed = 2;
+  int mode = relaxed;
+  if (!exchange || exchange(&mode)) return;
+  __atomic_add_fetch(&violations, mode != relaxed, __ATOMIC_SEQ_CST);
+  exchange(&mode);
+}
+
 /* A communicator has a service thread, which ends when it was finalized, or freed, and a test lets it. */
 static int hold_services, early;
 void fake_hold_services(int on) { __atomic_store_n(&hold_services, on, __ATOMIC_SEQ_CST); }
@@ -107,6 +118,7 @@ static int make(struct comm **out) {
 
 static int end(struct comm *c) { /* its memory stays, to notice who calls it */
   if (check(c)) return INVALID_ARGUMENT;
+  disturb();
   __atomic_add_fetch(&violations, __atomic_load_n(&c->calls, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST); /* they still use it */
   __atomic_add_fetch(&abrupt, !c->finalized, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&early, c->finalized && !__atomic_load_n(&c->served, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST);
@@ -167,7 +179,8 @@ int ncclCommUserRank(struct comm *c, int *rank) { return *rank = 0, check(c); }
 
 /* Windows are nothing here. A second thread that ends one while another does is a violation, as
  * both unmap the memory of the same GPUs; the first one waits a moment for it. */
-static int ending_windows;
+static int ending_windows, ended_windows;
+int fake_ended_windows(void) { return __atomic_load_n(&ended_windows, __ATOMIC_SEQ_CST); }
 int ncclCommWindowRegister(struct comm *c, void *buf, size_t bytes, void **window, int flags) {
   if (check(c)) return INVALID_ARGUMENT;
   if (fails()) return CUDA_ERROR;
@@ -175,9 +188,11 @@ int ncclCommWindowRegister(struct comm *c, void *buf, size_t bytes, void **windo
 }
 int ncclCommWindowDeregister(struct comm *c, void *window) {
   if (check(c)) return INVALID_ARGUMENT;
+  disturb();
   __atomic_add_fetch(&violations, __atomic_fetch_add(&ending_windows, 1, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST);
   for (int i = 0; i < 100 && __atomic_load_n(&ending_windows, __ATOMIC_SEQ_CST) == 1; i++) usleep(100);
   __atomic_sub_fetch(&ending_windows, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&ended_windows, 1, __ATOMIC_SEQ_CST);
   return SUCCESS;
 }
 

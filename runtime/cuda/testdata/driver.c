@@ -218,6 +218,12 @@ static CUresult leave(CUresult status) { return pthread_mutex_unlock(&lock), sta
 #define ENTER() do { CUresult s_ = enter(__func__, 0); if (s_) return leave(s_); } while (0)
 #define ENTER_FREE() do { CUresult s_ = enter(__func__, 1); if (s_) return leave(s_); } while (0)
 
+/* The same for calls that a capture forbids. The driver does not say which of those that make and free things they
+ * are: here it is all that do so with memory, modules, streams and events. */
+static CUresult undisturbed(void);
+#define CHANGE() do { ENTER(); CUresult s_ = undisturbed(); if (s_) return leave(s_); } while (0)
+#define CHANGE_FREE() do { ENTER_FREE(); CUresult s_ = undisturbed(); if (s_) return leave(s_); } while (0)
+
 static struct stream *new_stream(struct context *c) {
   if (streams_made == MAX_STREAMS) abort();
   struct stream *s = calloc(1, sizeof *s);
@@ -399,6 +405,7 @@ CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice a, CUdevice b
 CUresult cuDevicePrimaryCtxRetain(struct context **out, CUdevice d) {
   pthread_mutex_lock(&lock);
   CUresult status = asked_to_fail(__func__, 0);
+  if (!status) status = undisturbed();
   if (status) return leave(status);
   primary[d].references++, alive[CONTEXTS]++;
   *out = &primary[d];
@@ -428,13 +435,13 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least 
 
 CUresult cuStreamCreateWithPriority(struct stream **out, unsigned flags, int priority) {
   (void)flags, (void)priority;
-  ENTER();
+  CHANGE();
   alive[STREAMS]++;
   *out = new_stream(current);
   return leave(SUCCESS);
 }
 CUresult cuStreamDestroy_v2(struct stream *s) {
-  ENTER_FREE();
+  CHANGE_FREE();
   if (!s->alive) return leave(violation(INVALID_HANDLE));
   s->alive = 0, alive[STREAMS]--;
   return leave(SUCCESS);
@@ -508,7 +515,7 @@ CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flag
 }
 
 CUresult cuEventCreate(struct event **out, unsigned flags) {
-  ENTER();
+  CHANGE();
   alive[EVENTS]++;
   struct event *e = calloc(1, sizeof *e);
   e->context = current, e->alive = 1, e->timing = !(flags & 2);
@@ -516,7 +523,7 @@ CUresult cuEventCreate(struct event **out, unsigned flags) {
   return leave(SUCCESS);
 }
 CUresult cuEventDestroy_v2(struct event *e) {
-  ENTER_FREE();
+  CHANGE_FREE();
   if (!e->alive) return leave(violation(INVALID_HANDLE));
   e->alive = 0, alive[EVENTS]--; /* kept, so that use after this shows */
   return leave(SUCCESS);
@@ -544,7 +551,7 @@ CUresult cuEventSynchronize(struct event *e) {
   return leave(e->alive ? finish() : violation(INVALID_HANDLE));
 }
 CUresult cuEventElapsedTime(float *ms, struct event *start, struct event *end) {
-  ENTER();
+  CHANGE();
   if (!start->timing || !end->timing) return leave(INVALID_HANDLE);
   *ms = 0.25f;
   return leave(SUCCESS);
@@ -611,7 +618,7 @@ static void drop(struct mapping *gone) {
 
 CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags) {
   (void)at, (void)flags;
-  ENTER();
+  CHANGE();
   if (bytes == 0 || bytes % PAGE) return leave(INVALID_VALUE);
   char *p = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return leave(OUT_OF_MEMORY);
@@ -624,7 +631,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, C
   return leave(SUCCESS);
 }
 CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes) {
-  ENTER_FREE();
+  CHANGE_FREE();
   struct mapping *m = find(p);
   if (!m || m->address != p || m->bytes != bytes || m->memory) return leave(violation(INVALID_VALUE));
   munmap((void *)p, bytes);
@@ -646,7 +653,7 @@ static int good(const struct properties *p) {
 #ifndef TOO_OLD
 CUresult cuMemCreate(struct memory **out, size_t bytes, const struct properties *p, unsigned long long flags) {
   (void)flags;
-  ENTER();
+  CHANGE();
   if (!good(p) || bytes % PAGE) return leave(violation(INVALID_VALUE));
   if (bytes > limit - used[p->location.id]) return leave(OUT_OF_MEMORY);
   struct memory *m = calloc(1, sizeof *m);
@@ -658,13 +665,13 @@ CUresult cuMemCreate(struct memory **out, size_t bytes, const struct properties 
   return leave(SUCCESS);
 }
 CUresult cuMemExportToShareableHandle(int *fd, struct memory *m, int type, unsigned long long flags) {
-  ENTER();
+  CHANGE();
   if (type != 1 || flags || m->fd < 0) return leave(violation(INVALID_VALUE));
   *fd = dup(m->fd);
   return leave(SUCCESS);
 }
 CUresult cuMemImportFromShareableHandle(struct memory **out, uintptr_t fd, int type) {
-  ENTER();
+  CHANGE();
   struct stat file;
   if (type != 1 || fstat((int)fd, &file)) return leave(INVALID_VALUE);
   struct memory *m = calloc(1, sizeof *m);
@@ -689,7 +696,7 @@ CUresult cuGraphInstantiateWithFlags(struct graph **out, struct graph *g, unsign
 }
 #endif
 CUresult cuMemRelease(struct memory *m) {
-  ENTER_FREE();
+  CHANGE_FREE();
   if (m->mapped) return leave(violation(INVALID_VALUE));
   if (m->device >= 0) used[m->device] -= m->bytes;
   if (m->fd >= 0) close(m->fd);
@@ -698,7 +705,7 @@ CUresult cuMemRelease(struct memory *m) {
 }
 CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, struct memory *memory, unsigned long long flags) {
   (void)flags;
-  ENTER();
+  CHANGE();
   struct mapping *m = find(p);
   if (!m || m->address != p || m->bytes != bytes || m->memory || offset || memory->bytes != bytes)
     return leave(violation(INVALID_VALUE));
@@ -724,7 +731,7 @@ static void alone(void) {
 
 CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
   alone();
-  ENTER_FREE();
+  CHANGE_FREE();
   struct mapping *m = find(p);
   if (!m || m->address != p || m->bytes != bytes || !m->memory) return leave(violation(INVALID_VALUE));
   if (held) violations++; /* the driver does not wait for work that uses the memory */
@@ -734,7 +741,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
 }
 struct access { struct { int type, id; } location; int flags; }; /* CUmemAccessDesc */
 CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const struct access *a, size_t n) {
-  ENTER();
+  CHANGE();
   struct mapping *m = find(p);
   if (!m || !m->memory || n != 1 || a->location.type != 1 || a->flags != 3) return leave(violation(INVALID_VALUE));
   if (m->device < 0) { /* imported */
@@ -753,14 +760,14 @@ CUresult cuMemGetAllocationGranularity(size_t *out, const struct properties *p, 
   return leave(SUCCESS);
 }
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-  ENTER();
+  CHANGE();
   *total = limit, *free_bytes = limit - used[current->device];
   return leave(SUCCESS);
 }
 
 CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   (void)flags;
-  ENTER();
+  CHANGE();
   /* Of its own, so that who reads it after it was freed crashes, as with the driver. */
   if ((*out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) return leave(OUT_OF_MEMORY);
   add((uint64_t)*out, bytes)->pinned = 1;
@@ -768,7 +775,7 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   return leave(SUCCESS);
 }
 CUresult cuMemFreeHost(void *p) {
-  ENTER_FREE();
+  CHANGE_FREE();
   struct mapping *m = find((uint64_t)p);
   if (!m || !m->pinned || m->address != (uint64_t)p) return leave(violation(INVALID_VALUE));
   munmap(p, m->bytes);
@@ -777,7 +784,7 @@ CUresult cuMemFreeHost(void *p) {
   return leave(SUCCESS);
 }
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
-  ENTER();
+  CHANGE();
   struct mapping *m = find(p);
   if (!m || (m->reserved && !m->memory)) return leave(INVALID_VALUE);
   switch (attribute) {
@@ -822,7 +829,7 @@ CUresult cuMemsetD32Async(CUdeviceptr p, unsigned v, size_t n, struct stream *s)
 
 /* A module is the names of its kernels, each in ".entry name(". */
 CUresult cuModuleLoadData(char **out, const char *ptx) {
-  ENTER();
+  CHANGE();
   size_t n = 0;
   for (const char *p = ptx; (p = strstr(p, ".entry ")); p++) n += strcspn(p, "(") + 1;
   char *end = *out = malloc(n + 1);
@@ -832,12 +839,12 @@ CUresult cuModuleLoadData(char **out, const char *ptx) {
   return leave(SUCCESS);
 }
 CUresult cuModuleUnload(char *module) {
-  ENTER_FREE();
+  CHANGE_FREE();
   alive[MODULES]--;
   return free(module), leave(SUCCESS);
 }
 CUresult cuModuleGetFunction(const struct kernel **out, const char *module, const char *name) {
-  ENTER();
+  CHANGE();
   char entry[256];
   snprintf(entry, sizeof entry, ".entry %s(", name);
   if (!strstr(module, entry)) return leave(NOT_FOUND);
