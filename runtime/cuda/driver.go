@@ -190,8 +190,8 @@ const captureRelaxed = 2
 
 // relaxed runs f on a thread whose calls disturb no capture. f submits nothing to a stream that captures.
 func (d *driver) relaxed(f func()) {
-	// A capture that a framework has begun in the global mode ends at a call that may disturb it, on any thread (and the
-	// driver, 580, may crash if that thread ends the capture at the same time), unless the thread says that it is harmless.
+	// A capture that a framework has begun in the global mode ends at a call that may disturb it, on any thread, unless
+	// the thread says that it is harmless. (The driver, 580, may crash if the framework ends it at the same time.)
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	mode := d.out()

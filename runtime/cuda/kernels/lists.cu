@@ -347,7 +347,9 @@ template <typename team> struct cursors {
   }
   // add calls f for the entries whose index is below end, and for some that come
   // before those: for the entries of a list by different threads, for those of
-  // different lists one after the other.
+  // different lists one after the other. The indices of a list that ascends are distinct, so its threads add to different
+  // words, and take has a barrier between two lists. Threads race for a word only in a list that has an index
+  // twice, whose result is undefined by contract (kernel.Kernels): one of the two sums stays, and f keeps to the tile.
   template <typename F> METHOD void add(i32 end, F f) {
     for (u32 first = 0; first < count; first += group) {
 #pragma unroll
