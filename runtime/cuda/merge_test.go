@@ -49,12 +49,7 @@ func strewn(rng *rand.Rand, from, to int, share float64) (idx []int32, val []flo
 // that have them all in one place, of more lists than windows are kept of and than
 // arguments hold, and at every address.
 func TestKernelsMerge(t *testing.T) {
-	gpu, host := onGPU(t), onCPU(t)
-	for _, c := range []struct {
-		n      int
-		lists  []int
-		shares []float64
-	}{
+	for _, c := range []mergeCase{
 		{1, []int{0, 1, 3}, []float64{1}},
 		{5, []int{1, 2}, []float64{0.5, 1}},
 		{1023, []int{2, 9}, []float64{0.001, 0.3, 1}},
@@ -66,21 +61,32 @@ func TestKernelsMerge(t *testing.T) {
 		if c.n > 1<<20 && (testing.Short() || os.Getenv("TUTTI_TEST_STAND_IN") != "") {
 			continue
 		}
-		for _, count := range c.lists {
-			for j, share := range c.shares {
-				for k, corner := range []bool{false, true} {
-					for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
-						if c.n > 1<<12 && testing.Short() && (count+i+j+k)%3 > 0 { // one type each
-							continue
-						}
-						if c.n > 1<<12 && c.n < 1<<18 && testing.Short() && os.Getenv("TUTTI_EXTENDED") == "" && (count+i+j+k)%3 > 0 { // one type each
-							continue
-						}
-						name := fmt.Sprintf("%d of %v, %d lists of %v, in a corner: %v, seed %d", c.n, dt, count, share, corner, seed)
-						want, got := mergeOnce(host, c.n, dt, count, share, corner), mergeOnce(gpu, c.n, dt, count, share, corner)
-						for i := range want {
-							require.True(t, slices.Equal(want[i], got[i]), "array %d: %s", i, name)
-						}
+		t.Run(strconv.Itoa(c.n), c.run)
+	}
+}
+
+// mergeCase is a length with the numbers of lists, and the shares of all elements that a list has.
+type mergeCase struct {
+	n      int
+	lists  []int
+	shares []float64
+}
+
+func (c mergeCase) run(t *testing.T) {
+	gpu := onGPU(t)
+	host := onCPU(t)
+	for _, count := range c.lists {
+		for j, share := range c.shares {
+			for k, corner := range []bool{false, true} {
+				for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+					if c.n > 1<<12 && testing.Short() && (count+i+j+k)%3 > 0 { // one type each
+						continue
+					}
+					name := fmt.Sprintf("%v, %d lists of %v, in a corner: %v, seed %d", dt, count, share, corner, seed)
+					want := mergeOnce(host, c.n, dt, count, share, corner)
+					got := mergeOnce(gpu, c.n, dt, count, share, corner)
+					for i := range want {
+						require.True(t, slices.Equal(want[i], got[i]), "array %d: %s", i, name)
 					}
 				}
 			}
