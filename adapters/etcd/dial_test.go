@@ -8,8 +8,15 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"io"
+	"io/fs"
+	stdlog "log"
+	"math"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,6 +26,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/authpb"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -118,38 +127,63 @@ func TestDialNamesTheCause(t *testing.T) {
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // which accepts nothing
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = mute.Close() })
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	webTLS := httptest.NewUnstartedServer(http.NotFoundHandler())
+	webTLS.Config.ErrorLog = stdlog.New(io.Discard, "", 0)
+	webTLS.StartTLS()
+	t.Cleanup(webTLS.Close)
 	for name, test := range map[string]struct {
 		endpoint string
 		conf     *tls.Config
+		kind     error
 		text     string
 	}{
-		"dead port":             {jobtest.Address(t, 1), nil, "connect: connection refused"},
-		"silent port":           {mute.Addr().String(), nil, "takes connections, and answers nothing"},
-		"no client certificate": {"https://" + address, &tls.Config{RootCAs: ours.pool}, "asks for a client's certificate that it accepts"},
+		"dead port": {
+			jobtest.Address(t, 1), nil, comm.ErrPeerFailed, "connect: connection refused: etcd does not run there",
+		},
+		"silent port": {mute.Addr().String(), nil, comm.ErrPeerFailed, "takes connections, and answers nothing"},
+		"no port":     {"127.0.0.1", nil, comm.ErrArgument, `the endpoint "127.0.0.1" is not HOST:PORT`},
+		"large port":  {"http://127.0.0.1:99999", nil, comm.ErrArgument, "is not HOST:PORT"},
+		"word":        {"127.0.0.1:client", nil, comm.ErrArgument, "is not HOST:PORT"},
+		"empty":       {"", nil, comm.ErrArgument, `the endpoint "" is not HOST:PORT`},
+		"no such host": {
+			"no-such-host.invalid:2379", nil, comm.ErrUnavailable, "check the endpoint and this host's DNS",
+		},
+		"web server": {web.URL, nil, comm.ErrArgument, "is no etcd: it speaks neither TLS nor HTTP/2"},
+		"encrypted web server": {
+			webTLS.URL, &tls.Config{InsecureSkipVerify: true}, comm.ErrArgument, "speaks TLS, but is no etcd",
+		},
+		"no client certificate": {
+			"https://" + address, &tls.Config{RootCAs: ours.pool}, fs.ErrPermission,
+			"asks for a client's certificate that it accepts",
+		},
 		"another client": {
 			"https://" + address, &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{stranger}},
-			"asks for a client's certificate that it accepts",
+			fs.ErrPermission, "asks for a client's certificate that it accepts",
 		},
 		"another authority": {
 			"https://" + address, &tls.Config{RootCAs: others.pool, Certificates: []tls.Certificate{pair}},
-			"certificate signed by unknown authority",
+			fs.ErrPermission, "certificate signed by unknown authority",
 		},
-		"no TLS": {"http://" + address, nil, "speaks TLS"},
+		"no TLS": {
+			"http://" + address, nil, comm.ErrArgument, "speaks TLS: the endpoint must begin with https://",
+		},
 		"no TLS here": {
-			strings.Replace(s.client, "http:", "https:", 1), &tls.Config{RootCAs: ours.pool}, "does not speak TLS",
+			strings.Replace(s.client, "http:", "https:", 1), &tls.Config{RootCAs: ours.pool}, comm.ErrArgument,
+			"the endpoint must begin with http://",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for range 10 { // a machine under load may be too slow to say it at once
 				err := open(t, clientv3.Config{Endpoints: []string{test.endpoint}, TLS: test.conf})
-				require.ErrorIs(t, err, comm.ErrPeerFailed)
-				if strings.Contains(err.Error(), test.text) {
+				if errors.Is(err, test.kind) && strings.Contains(err.Error(), test.text) {
 					return
 				}
 				t.Log(err)
 			}
-			t.Errorf("no error has %q", test.text)
+			t.Errorf("no error is %v and has %q", test.kind, test.text)
 		})
 	}
 	right := &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{pair}}
@@ -182,5 +216,89 @@ func TestDialIsRefused(t *testing.T) {
 	cfg := clientv3.Config{Endpoints: []string{s.client}, Username: "root", Password: "right"}
 	require.NoError(t, open(t, cfg))
 	cfg.Password = "wrong"
-	assert.ErrorContains(t, open(t, cfg), "invalid user ID or password") // of the client, which begins with it
+	err = open(t, cfg)
+	assert.ErrorContains(t, err, "invalid user ID or password") // of the client, which begins with it
+
+	// A job learns at once that it may not have its keys, and how it may.
+	err = open(t, clientv3.Config{Endpoints: []string{s.client}})
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "set Username and Password of its client")
+	root := clientv3.Config{Endpoints: []string{s.client}, Username: "root", Password: "right", Logger: zap.NewNop()}
+	owner, err := clientv3.New(root)
+	require.NoError(t, err)
+	defer owner.Close()
+	_, err = owner.UserAdd(t.Context(), "user", "theirs")
+	require.NoError(t, err)
+	_, err = owner.RoleAdd(t.Context(), "role")
+	require.NoError(t, err)
+	_, err = owner.UserGrantRole(t.Context(), "user", "role")
+	require.NoError(t, err)
+	end := clientv3.GetPrefixRangeEnd("/test/")
+	cfg.Username = "user"
+	cfg.Password = "theirs"
+	for _, right := range []authpb.Permission_Type{clientv3.PermWrite, clientv3.PermRead} {
+		err = open(t, cfg)
+		require.ErrorIs(t, err, fs.ErrPermission)
+		require.ErrorContains(t, err, "etcdctl role grant-permission ROLE readwrite /test/ --prefix")
+		_, err = owner.RoleGrantPermission(t.Context(), "role", "/test/", end, clientv3.PermissionType(right))
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, open(t, cfg), fs.ErrPermission, "it may read alone")
+	both := clientv3.PermReadWrite
+	_, err = owner.RoleGrantPermission(t.Context(), "role", "/test/", end, clientv3.PermissionType(both))
+	require.NoError(t, err)
+	require.NoError(t, open(t, cfg))
+}
+
+// A refused request says why, and leaves the session as it was.
+func TestRequestsAreRefused(t *testing.T) {
+	s := newServer(t)
+	client := s.dial(t)
+	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/test/", Silence: 2 * time.Second})
+	require.NoError(t, err)
+	for _, bytes := range []int{1600 << 10, 3 << 20} { // beyond the bound of etcd, and of its client
+		err = kv.Set(t.Context(), "large", []byte(strings.Repeat("x", bytes)))
+		require.ErrorIs(t, err, comm.ErrArgument)
+		require.ErrorContains(t, err, "--max-request-bytes")
+	}
+	require.NoError(t, kv.Set(t.Context(), "small", []byte("x")))
+
+	const ages = math.MaxInt64
+	_, err = etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/test/", Silence: ages})
+	require.ErrorIs(t, err, comm.ErrArgument)
+	require.ErrorContains(t, err, "shorten Silence")
+
+	// A server whose data differs from that of others refuses everything but reads.
+	members, err := client.MemberList(t.Context())
+	require.NoError(t, err)
+	alarms := etcdserverpb.NewMaintenanceClient(client.ActiveConnection())
+	_, err = alarms.Alarm(t.Context(), &etcdserverpb.AlarmRequest{
+		Action:   etcdserverpb.AlarmRequest_ACTIVATE,
+		MemberID: members.Members[0].ID,
+		Alarm:    etcdserverpb.AlarmType_CORRUPT,
+	})
+	require.NoError(t, err)
+	err = kv.Set(t.Context(), "small", []byte("y"))
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	require.ErrorContains(t, err, "replace it (etcdctl alarm list)")
+}
+
+// A session whose lease somebody revokes ends, and says what that may mean.
+func TestLostLease(t *testing.T) {
+	client := newServer(t).dial(t)
+	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/test/", Silence: 2 * time.Second})
+	require.NoError(t, err)
+	leases, err := client.Leases(t.Context())
+	require.NoError(t, err)
+	require.Len(t, leases.Leases, 1)
+	_, err = client.Revoke(t.Context(), leases.Leases[0].ID)
+	require.NoError(t, err)
+	select {
+	case <-kv.Done():
+	case <-time.After(limit):
+		require.Fail(t, "the session goes on")
+	}
+	require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
+	require.ErrorContains(t, kv.Err(), "longer than Silence, or somebody revoked the lease")
+	require.ErrorContains(t, kv.Set(t.Context(), "key", nil), "the session's lease has ended")
 }

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -66,9 +65,17 @@ type session struct {
 // Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. An etcd
 // that does not answer within 3 s is an error at most 2 s later, which says what its endpoints are: a port that
 // nobody serves, or one that does not accept a certificate.
-// Errors wrap fs.ErrPermission where etcd refuses the user, [comm.ErrArgument] and [comm.ErrExhausted] where it
-// refuses the request, [store.ErrFull] if etcd has no room, [comm.ErrPeerFailed] where it cannot be reached, and
-// [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
+//
+// Errors of Dial and of the session name the cause and the remedy. They wrap [comm.ErrTimeout] or [comm.ErrCanceled] if
+// the context has ended, and otherwise
+//
+//   - fs.ErrPermission where etcd refuses the user or a certificate, or the client etcd's,
+//   - [comm.ErrArgument] where it refuses the request or an endpoint is no etcd's, [comm.ErrMismatch] where endpoints
+//     belong to different clusters, [comm.ErrUnsupported] where it is too old,
+//   - [store.ErrFull] where it has no room, [comm.ErrExhausted] where it has too many requests or too little history,
+//   - [comm.ErrUnavailable] where an endpoint has no address, or etcd is not in a state to do it,
+//   - [comm.ErrTimeout] where it has not done something in its own time,
+//   - [comm.ErrPeerFailed] where it is down, cut off, or without a leader.
 func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
 		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)
@@ -76,8 +83,12 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	s := &session{Config: cfg, done: make(chan struct{})}
 	s.ctx, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	granted, err := cfg.grant(ctx)
-	if err != nil && sentinel(err) == comm.ErrPeerFailed && ctx.Err() == nil {
-		err = cfg.explain(ctx, err)
+	if unreachable(err) && ctx.Err() == nil {
+		s.end()
+		return nil, cfg.explain(ctx, err)
+	}
+	if err == nil {
+		err = cfg.check(ctx)
 	}
 	if err == nil {
 		s.ttl = time.Duration(granted.TTL) * time.Second
@@ -86,12 +97,12 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	}
 	if err != nil {
 		s.end()
-		return nil, wrap(ctx, err)
+		return nil, cfg.wrap(ctx, err)
 	}
 	go func() {
 		select {
 		case <-s.lease.Done():
-			s.fail(fmt.Errorf("etcd: %w: the session's lease has ended", comm.ErrPeerFailed))
+			s.fail(fmt.Errorf("etcd: %w: the session's lease has ended; %s", comm.ErrPeerFailed, silentTooLong))
 		case <-s.done:
 		}
 	}()
@@ -101,7 +112,10 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 // grant requests a lease, and retries while etcd is down or has no leader. It calls etcd's interface itself, as
 // the client replaces what it has met by the end of the context.
 func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
-	seconds := int64((cfg.Silence + time.Second - 1) / time.Second)
+	seconds := int64(cfg.Silence / time.Second)
+	if cfg.Silence%time.Second > 0 {
+		seconds++
+	}
 	conn := cfg.Client.ActiveConnection()
 	if conn == nil { // an etcd of this process
 		granted, err := cfg.Client.Grant(ctx, seconds)
@@ -133,49 +147,38 @@ func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse,
 	}
 }
 
-// explain adds what each endpoint is to the error of a client that could use none.
-func (cfg *Config) explain(ctx context.Context, err error) error {
-	endpoints := cfg.Client.Endpoints()
-	found := make([]string, len(endpoints))
-	var all sync.WaitGroup
-	for i, endpoint := range endpoints {
-		all.Go(func() { found[i] = probe(ctx, endpoint) })
-	}
-	all.Wait()
-	return fmt.Errorf("%w; %s", err, strings.Join(found, "; "))
+// check has etcd compare the user's rights with the keys of the job, by a transaction that changes nothing: etcd looks
+// at both branches of one. A user without them would learn it from the first call.
+func (cfg *Config) check(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	never := clientv3.Compare(clientv3.Version(cfg.Prefix), "<", 0)
+	_, err := cfg.Client.Txn(bounded).If(never).
+		Then(clientv3.OpPut(cfg.Prefix, "")).
+		Else(clientv3.OpGet(cfg.Prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())).
+		Commit()
+	return err
 }
 
-// wrap returns an error of etcd's client with the sentinel of its cause. What the client met before its context ended
-// stays with it: a certificate that is not accepted, or a port that nobody serves.
-func wrap(ctx context.Context, err error) error {
+// wrap returns an error of etcd's client with the sentinel of its cause, and its remedy.
+func (cfg *Config) wrap(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("etcd: %w: %w", comm.ContextError(ctx), err)
-	}
-	return fmt.Errorf("etcd: %w: %w", sentinel(err), err)
+	return fmt.Errorf("etcd: %w", cfg.name(ctx, err))
 }
 
-// sentinel is what an error of etcd's is in terms of package comm, by its code.
-func sentinel(err error) error {
-	known := rpctypes.Error(err)
-	if errors.Is(known, rpctypes.ErrNoSpace) {
-		return store.ErrFull
+// name adds the sentinel of its cause, and its remedy, to an error of etcd's client. What the client met before its
+// context ended stays with it: a certificate that is not accepted, or a port that nobody serves.
+func (cfg *Config) name(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
 	}
-	var e rpctypes.EtcdError
-	if !errors.As(known, &e) {
-		return comm.ErrPeerFailed
+	c := causeOf(err)
+	if c.remedy == "" {
+		return fmt.Errorf("%w: %w", c.sentinel, err)
 	}
-	switch e.Code().String() {
-	case "PermissionDenied", "Unauthenticated":
-		return fs.ErrPermission
-	case "ResourceExhausted":
-		return comm.ErrExhausted
-	case "InvalidArgument":
-		return comm.ErrArgument
-	}
-	return comm.ErrPeerFailed
+	return fmt.Errorf("%w: %w; %s", c.sentinel, err, strings.ReplaceAll(c.remedy, "PREFIX", cfg.Prefix))
 }
 
 // errWatchEnded is why a watch ends whose channel etcd's client closes without an error: the client is closed.
@@ -217,7 +220,7 @@ func (s *session) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.Silence)
 	defer cancel()
 	_, err := s.Client.Revoke(ctx, s.lease.Lease())
-	return wrap(ctx, err)
+	return s.wrap(ctx, err)
 }
 
 // join is ctx, which also ends with the session.
@@ -232,7 +235,7 @@ func (s *session) result(ctx context.Context, err error) error {
 	if ended := s.Err(); err != nil && ended != nil {
 		return ended
 	}
-	return wrap(ctx, err)
+	return s.wrap(ctx, err)
 }
 
 // put sets a key with options.
@@ -340,7 +343,7 @@ func (s *session) Watch(ctx context.Context, prefix string, f func(store.Event))
 	go func() {
 		err := s.follow(watching, prefix, []clientv3.OpOption{clientv3.WithPrefix()}, f, func() { close(ready) })
 		if failed <- err; watching.Err() == nil { // it would miss events
-			s.fail(wrap(watching, err))
+			s.fail(fmt.Errorf("etcd: %w: a watch has ended: %w", comm.ErrPeerFailed, s.name(watching, err)))
 		}
 	}()
 	select {

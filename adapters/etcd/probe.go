@@ -5,28 +5,82 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // probeTime bounds how long an endpoint takes to show what it is.
 const probeTime = 2 * time.Second
 
-// probe says what an endpoint is that the client could not use. The client's own errors are those of whatever failed
-// first: a write to a connection that etcd has closed because of a certificate is a broken pipe. Nothing is sent but
-// the beginning of a connection.
-func probe(ctx context.Context, endpoint string) string {
+// A client of HTTP/2 begins with these bytes, and with its settings, of which there may be none.
+const http2Begin = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+// finding is what an endpoint is that the client could not use.
+type finding struct {
+	sentinel error
+	text     string
+}
+
+// unreachable reports whether an error of the client's may be that of a connection rather than etcd's.
+func unreachable(err error) bool {
+	if err == nil || fromEtcd(err) {
+		return false
+	}
+	switch codeOf(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown, codes.Internal:
+		return true
+	}
+	return false
+}
+
+// explain adds what each endpoint is to the error of a client that could use none.
+func (cfg *Config) explain(ctx context.Context, err error) error {
+	endpoints := cfg.Client.Endpoints()
+	found := make([]finding, len(endpoints))
+	var all sync.WaitGroup
+	for i, endpoint := range endpoints {
+		all.Go(func() { found[i] = probe(ctx, endpoint, err) })
+	}
+	all.Wait()
+	sentinel := found[0].sentinel
+	texts := make([]string, len(found))
+	for i, f := range found {
+		texts[i] = f.text
+		if f.sentinel != sentinel {
+			sentinel = comm.ErrPeerFailed // of a cluster, one server of which is down
+		}
+	}
+	if ctx.Err() != nil {
+		sentinel = comm.ContextError(ctx)
+	}
+	return fmt.Errorf("etcd: %w: %w; %s", sentinel, err, strings.Join(texts, "; "))
+}
+
+// probe says what an endpoint is that the client could not use, and what to do. The client's own errors are those of
+// whatever failed first: a write to a connection that etcd has closed because of a certificate is a broken pipe.
+// Nothing is sent but the beginning of a connection.
+func probe(ctx context.Context, endpoint string, met error) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	_, address, found := strings.Cut(endpoint, "://")
+	scheme, address, found := strings.Cut(endpoint, "://")
 	if !found {
 		address = endpoint
+		scheme = ""
 	}
-	plain, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	address = strings.TrimSuffix(address, "/")
+	plain, err := dial(ctx, scheme, address)
 	if err != nil {
-		return err.Error()
+		return unconnected(endpoint, err)
 	}
 	defer plain.Close() //nolint:errcheck // nothing was written
 	// Any server will do: only its protocol matters.
@@ -40,11 +94,99 @@ func probe(ctx context.Context, endpoint string) string {
 	var remote *net.OpError
 	switch {
 	case errors.As(err, &remote) && remote.Op == "remote error": // an alert, of which package tls has no type
-		return fmt.Sprintf("%s speaks TLS, and asks for a client's certificate that it accepts: %v", address, remote.Err)
+		return alerted(scheme, address, remote.Err)
 	case conn.ConnectionState().HandshakeComplete:
-		return address + " speaks TLS, as https:// says"
+		return encrypted(scheme, address, met)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return address + " takes connections, and answers nothing"
+		return finding{comm.ErrPeerFailed, address + " takes connections, and answers nothing: " +
+			"is it stopped, or something else than etcd?"}
 	}
-	return fmt.Sprintf("%s does not speak TLS: %v", address, err)
+	return unencrypted(ctx, scheme, address, err)
+}
+
+// dial connects to an endpoint.
+func dial(ctx context.Context, scheme, address string) (net.Conn, error) {
+	network := "tcp"
+	if strings.HasPrefix(scheme, "unix") {
+		network = "unix"
+	}
+	return new(net.Dialer).DialContext(ctx, network, address)
+}
+
+// unconnected is an endpoint that takes no connection.
+func unconnected(endpoint string, err error) finding {
+	var address *net.AddrError
+	var name *net.DNSError
+	switch {
+	case errors.As(err, &address), errors.As(err, &name) && strings.Contains(name.Err, "unknown port"),
+		strings.Contains(err.Error(), "missing address"):
+		return finding{comm.ErrArgument, fmt.Sprintf("%v: the endpoint %q is not HOST:PORT", err, endpoint)}
+	case name != nil:
+		return finding{comm.ErrUnavailable, err.Error() + ": check the endpoint and this host's DNS"}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return finding{comm.ErrPeerFailed, err.Error() +
+			": etcd does not run there, or its --listen-client-urls are others"}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return finding{comm.ErrPeerFailed, err.Error() + ": the host is down, or a firewall drops what is sent to it"}
+	}
+	return finding{comm.ErrPeerFailed, err.Error()}
+}
+
+// alerted is an endpoint that refuses a client by TLS.
+func alerted(scheme, address string, alert error) finding {
+	if !strings.Contains(alert.Error(), "certificate") {
+		return finding{comm.ErrArgument, fmt.Sprintf("%s speaks TLS, but is no etcd: %v", address, alert)}
+	}
+	if scheme == "http" || scheme == "unix" {
+		return finding{comm.ErrArgument, address + " speaks TLS: the endpoint must begin with https://, " +
+			"and etcd's client needs a TLS configuration with a certificate"}
+	}
+	return finding{fs.ErrPermission, fmt.Sprintf("%s speaks TLS, and asks for a client's certificate that it accepts: "+
+		"%v; give the client one of the authority in etcd's --trusted-ca-file", address, alert)}
+}
+
+// encrypted is an endpoint that speaks TLS.
+func encrypted(scheme, address string, met error) finding {
+	switch {
+	case strings.Contains(met.Error(), "x509: "): // the client's, which does not tell it in another way
+		return finding{fs.ErrPermission, address + " speaks TLS with a certificate that etcd's client does not accept: " +
+			"RootCAs of its TLS configuration need the authority, and the certificate needs the host of the endpoint"}
+	case scheme == "https" || scheme == "unixs":
+		return finding{comm.ErrPeerFailed, address + " speaks TLS, as https:// says, and does nothing more"}
+	}
+	return finding{comm.ErrArgument, address + " speaks TLS: " +
+		"the endpoint must begin with https://, and etcd's client needs a TLS configuration"}
+}
+
+// unencrypted is an endpoint that does not speak TLS, as fault says.
+func unencrypted(ctx context.Context, scheme, address string, fault error) finding {
+	if !speaksHTTP2(ctx, scheme, address) {
+		return finding{comm.ErrArgument, address + " is no etcd: it speaks neither TLS nor HTTP/2"}
+	}
+	if scheme == "http" || scheme == "unix" {
+		return finding{comm.ErrPeerFailed, address + " speaks HTTP/2 without TLS, as http:// says, and does nothing more: " +
+			needsMajority}
+	}
+	return finding{comm.ErrArgument, fmt.Sprintf(
+		"%s does not speak TLS: %v; the endpoint must begin with http://", address, fault)}
+}
+
+// speaksHTTP2 reports whether an endpoint answers as a server of HTTP/2, which etcd is, does.
+func speaksHTTP2(ctx context.Context, scheme, address string) bool {
+	conn, err := dial(ctx, scheme, address)
+	if err != nil {
+		return false
+	}
+	defer conn.Close() //nolint:errcheck // nothing is lost
+	deadline, _ := ctx.Deadline()
+	if conn.SetDeadline(deadline) != nil {
+		return false
+	}
+	if _, err := io.WriteString(conn, http2Begin); err != nil {
+		return false
+	}
+	const settings = 4 // the type of the first frame
+	header := make([]byte, 9)
+	_, err = io.ReadFull(conn, header)
+	return err == nil && header[3] == settings
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -20,6 +21,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
+
+	"github.com/tutti-go/tutti/adapters/etcd"
 )
 
 // cluster is an etcd outside.
@@ -28,12 +31,10 @@ type cluster struct {
 	ca, cert, key string // files; "" for a cluster without TLS
 }
 
-// dialTime bounds the time until an etcd outside answers.
-const dialTime = 10 * time.Second
-
-// open connects to the cluster, and fails if none of it answers.
-func (c *cluster) open(ctx context.Context) (*clientv3.Client, error) {
-	conf := clientv3.Config{Endpoints: c.endpoints, DialTimeout: dialTime, Logger: zap.NewNop(), Context: ctx}
+// open connects to the cluster, and fails if none of it answers, or if this process may not have the keys of jobs. A
+// session shows both.
+func (c *cluster) open(ctx context.Context, silence time.Duration) (*clientv3.Client, error) {
+	conf := clientv3.Config{Endpoints: c.endpoints, Logger: zap.NewNop(), Context: ctx}
 	if c.ca != "" || c.cert != "" || c.key != "" {
 		info := transport.TLSInfo{TrustedCAFile: c.ca, CertFile: c.cert, KeyFile: c.key}
 		var err error
@@ -45,12 +46,11 @@ func (c *cluster) open(ctx context.Context) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
-	defer cancel()
-	if _, err := client.Get(ctx, "/tutti/", clientv3.WithCountOnly()); err != nil {
-		return nil, errors.Join(fmt.Errorf("the etcd at %v: %w", c.endpoints, err), client.Close())
+	session, err := etcd.Dial(ctx, etcd.Config{Client: client, Prefix: root, Silence: silence})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--endpoints %s: %w", strings.Join(c.endpoints, ","), err), client.Close())
 	}
-	return client, nil
+	return client, session.Close()
 }
 
 // member is an etcd in this process.

@@ -24,8 +24,9 @@ import (
 
 // Prefixes of the keys of a job.
 const (
-	unnamed = "/tutti/unnamed/"
-	named   = "/tutti/named/"
+	root    = "/tutti/"
+	unnamed = root + "unnamed/"
+	named   = root + "named/"
 )
 
 var jobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
@@ -64,7 +65,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 	}
 	defer l.Close() //nolint:errcheck // the proxy may have been faster
 	if len(c.outside.endpoints) > 0 {
-		client, err := c.outside.open(ctx)
+		client, err := c.outside.open(ctx, c.silence)
 		if err != nil {
 			return ended(ctx, err)
 		}

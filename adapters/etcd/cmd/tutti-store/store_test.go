@@ -424,6 +424,8 @@ func TestUsage(t *testing.T) {
 		"--data-dir d --log-level loud":                                                              "--log-level",
 		"--data-dir d --secret-file /none/here --initial-cluster default=https://127.0.0.1:1":        "the same on all machines",
 		"--listen 127.0.0.1:0 --endpoints http://127.0.0.1:1 --cacert /none --secret-file " + secret: "/none",
+		"--listen 127.0.0.1:0 --secret-file " + secret + " --endpoints " + jobtest.Address(t, 1):     "etcd does not run there",
+		"--listen 127.0.0.1:0 --secret-file " + secret + " --endpoints http://127.0.0.1":             "is not HOST:PORT",
 		"a": "unknown command",
 	} {
 		cmd := newCommand()
