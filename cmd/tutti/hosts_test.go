@@ -79,7 +79,7 @@ func finish(cmd *exec.Cmd) (stdout, stderr string, code int) {
 }
 
 // patience is what a launcher says on a machine that is slow.
-var patience = regexp.MustCompile(`(?m)^tutti: after .*\n|^.*: tutti: .* (still running|to end).*\n`)
+var patience = regexp.MustCompile(`(?m)^tutti: after .*\n|^(.*: )?tutti: .* (still running|to end).*\n`)
 
 // One command runs the ranks of several hosts, in the order of the hosts, with the settings and the directory from here.
 // The secret is nowhere but in the standard input.
@@ -106,7 +106,6 @@ func TestHosts(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, string(arguments), secret)
 	assert.NotContains(t, string(arguments), "noise", "the job's words either")
-	assert.Contains(t, string(arguments), "ServerAliveInterval=5\n", "a host without power is noticed")
 }
 
 // Launchers of one machine listen on ports that differ.
@@ -422,6 +421,69 @@ func endTogether(t *testing.T, script string, kind []string, way string) {
 		assert.Equal(t, 1, code, "%s", &stderr)
 		assert.Regexp(t, "was lost on|has ended", stderr.String())
 	}
+}
+
+// A host whose launcher hangs is named within the silence of ranks, and nothing of the job is left when the launcher
+// runs again. An elastic job goes on without it, unless it is the first.
+func TestAHostThatHangs(t *testing.T) {
+	t.Parallel()
+	elastic := []string{"--min", "1"}
+	t.Run("OpenSSH", func(t *testing.T) { hang(t, sshServer(t), nil, 1) })
+	t.Run("one of two", func(t *testing.T) { hang(t, fakeSSH, nil, 1) })
+	if testing.Short() {
+		return
+	}
+	t.Run("the first", func(t *testing.T) { hang(t, fakeSSH, nil, 0) })
+	t.Run("the first of an elastic job", func(t *testing.T) { hang(t, fakeSSH, elastic, 0) })
+	t.Run("one of an elastic job", func(t *testing.T) { hang(t, fakeSSH, elastic, 1) })
+}
+
+// hang stops the launcher of a host when all ranks of a job run.
+func hang(t *testing.T, script string, kind []string, host int) {
+	t.Parallel()
+	alive := filepath.Join(t.TempDir(), "alive")
+	require.NoError(t, syscall.Mkfifo(alive, 0o600))
+	body := `exec 3> "$0"; read -r _ _ _ launcher _ < /proc/$PPID/stat; echo "$TUTTI_RANK $launcher"; while :; do sleep 0.1; done`
+	args := slices.Concat(kind, []string{"--no-prefix", "--grace", "5s", "--hosts", "a.invalid,b.invalid", "sh", "-c", body, alive})
+	cmd, _ := spreadJob(t, script, args...)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	ranks, err := os.Open(alive) // which has an end when no process of a rank is left
+	require.NoError(t, err)
+	ready := bufio.NewScanner(stdout)
+	launchers := make([]int, 2)
+	for range launchers {
+		require.True(t, ready.Scan())
+		var rank, launcher int
+		_, err := fmt.Sscan(ready.Text(), &rank, &launcher)
+		require.NoError(t, err)
+		launchers[rank] = launcher
+	}
+	require.NoError(t, syscall.Kill(launchers[host], syscall.SIGSTOP))
+	name := []string{"a", "b"}[host] + ".invalid"
+	want := regexp.MustCompile(`^tutti: ` + name + ` \(\S+\): nothing has come from its launcher for 10s: is the machine down or hung, or the network to it cut\?`)
+	said := bufio.NewScanner(stderr)
+	for said.Scan() && !want.MatchString(said.Text()) {
+	}
+	require.Regexp(t, want, said.Text())
+	_ = syscall.Kill(launchers[host], syscall.SIGCONT) // it was killed where its host is this machine
+	if kind != nil && host > 0 {
+		assert.Contains(t, said.Text(), "; the job goes on without it")
+		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	}
+	_, err = io.ReadAll(ranks)
+	require.NoError(t, err)
+	for ready.Scan() || said.Scan() {
+	}
+	require.Error(t, cmd.Wait())
+	code := 1
+	if kind != nil && host > 0 {
+		code = 143
+	}
+	assert.Equal(t, code, cmd.ProcessState.ExitCode())
 }
 
 // disconnect kills the client of ssh for a host.

@@ -25,7 +25,8 @@ const marker = "\x00tutti-launch "
 // Reports, which a value follows.
 const (
 	reportStarted = "started" // the version
-	reportJoined  = "joined"  // the address of the job's store
+	reportAlive   = "alive"   // the launcher runs; again and again once it knows what to run
+	reportJoined  = "joined"  // the addresses of the job's store, and of this host
 	reportEnded   = "ended"   // the [End] as JSON, after "joined"
 )
 
@@ -51,6 +52,7 @@ type assignment struct {
 	Max         int           `json:"max"`         // likewise
 	Wait        time.Duration `json:"wait"`        // until all machines have come
 	Grace       time.Duration `json:"grace"`       // between the signal that ends ranks and SIGKILL
+	Silence     time.Duration `json:"silence"`     // after which this launcher is lost if nothing comes from it
 	NoPrefix    bool          `json:"noPrefix"`    // lines do not begin with the rank
 	Color       bool          `json:"color"`       // prefixes have colors
 }
@@ -65,7 +67,7 @@ type starter struct {
 	localFirst int // local rank that this launcher's ranks begin with
 	localSize  int // ranks of this machine, other launchers' included
 
-	joined func(address string) // tells the starter where the store is, which this launcher has reached
+	joined func(store, host string) // tells the starter the addresses of the store, which is reached, and of this host
 }
 
 // errDetached is the cause of the end of a host's launcher whose standard input has ended: the ssh connection, or the
@@ -86,6 +88,12 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 	if err := json.Unmarshal(text, &told); err != nil {
 		return fmt.Errorf("%s: %w", Inside, err)
 	}
+	if err := told.check(); err != nil {
+		return err
+	}
+	beating, fallSilent := context.WithCancel(context.WithoutCancel(ctx)) // also while ranks end
+	defer fallSilent()
+	go beat(beating, cfg.Err, told.Silence/beats)
 	if err := told.enter(cfg.Err); err != nil {
 		return err
 	}
@@ -103,9 +111,9 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 		localFirst: told.LocalFirst,
 		localSize:  told.LocalSize,
 
-		joined: func(address string) {
+		joined: func(store, host string) {
 			joined = true
-			report(cfg.Err, reportJoined, address)
+			report(cfg.Err, reportJoined, store+" "+host)
 		},
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -130,11 +138,32 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 // report writes a report, in one piece.
 func report(to io.Writer, kind, value string) { fmt.Fprintf(to, "%s%s %s\n", marker, kind, value) }
 
-// enter changes to the directory of the job and sets its environment.
-func (t assignment) enter(notes io.Writer) error {
+// beat says again and again that this launcher runs.
+func beat(ctx context.Context, to io.Writer, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		report(to, reportAlive, "")
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// check returns an error for what no launcher says.
+func (t assignment) check() error {
 	if t.Ranks < 1 || t.Ranks > MaxRanks || t.Through < t.Ranks || t.Total < t.Through || len(t.Program) == 0 {
 		return fmt.Errorf("%w: %s is told to run %d ranks of %d", comm.ErrArgument, Inside, t.Ranks, t.Total)
 	}
+	if t.Silence < beats {
+		return fmt.Errorf("%w: %s is told to be silent for %v at most", comm.ErrArgument, Inside, t.Silence)
+	}
+	return nil
+}
+
+// enter changes to the directory of the job and sets its environment.
+func (t assignment) enter(notes io.Writer) error {
 	if err := os.Chdir(string(t.Directory)); err != nil {
 		home, _ := os.Getwd()
 		fmt.Fprintf(notes, "tutti: %v: the ranks of this host run in %s\n", err, home)

@@ -15,10 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/printable"
 )
@@ -87,6 +89,13 @@ type remote struct {
 	excused  bool                // the job does not need it to join; used only by follow
 	end      *End                // what it reported; nil before; used only by follow
 	state    *os.ProcessState    // of its end; nil before; used only by follow
+	address  string              // of the host, "" before it has joined; used only by follow
+	quiet    int                 // looks in a row before which nothing had come; used only by follow
+	silence  time.Duration       // after which it counted as lost; 0 if it does not; used only by follow
+
+	beating    atomic.Bool  // it has sent a sign of life, and is to send more
+	heard      atomic.Bool  // something has come since the last look
+	delivering atomic.Int32 // its lines that wait for room in the output: nothing is read meanwhile
 
 	mu   sync.Mutex // before outlet.mu
 	held []string   // lines of its standard error before it has joined; guarded by mu
@@ -115,6 +124,7 @@ type spread struct {
 	closed  chan struct{}  // closed when nobody receives words any more
 	address string         // of the store, set before known is closed
 	known   chan struct{}  // closed when address is set
+	silence time.Duration  // after which a launcher that sends nothing is lost
 	ordered syscall.Signal // that ended the job; 0 for none; used only by follow
 	overdue bool           // launchers had stopTime to end, and some have not; set by follow, read when it has returned
 }
@@ -127,15 +137,20 @@ func Spread(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
+	var settings tcp.Config
+	if err := settings.ReadEnv(os.Getenv, 0); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
 	cfg.Grace = cmp.Or(cfg.Grace, DefaultGrace)
 	s := &spread{
-		Config: cfg,
-		self:   self,
-		out:    newOutlet(cfg.Out),
-		err:    newOutlet(cfg.Err),
-		words:  make(chan word),
-		closed: make(chan struct{}),
-		known:  make(chan struct{}),
+		Config:  cfg,
+		silence: cmp.Or(settings.Silence, tcp.DefaultSilence),
+		self:    self,
+		out:     newOutlet(cfg.Out),
+		err:     newOutlet(cfg.Err),
+		words:   make(chan word),
+		closed:  make(chan struct{}),
+		known:   make(chan struct{}),
 	}
 	s.notes = note{s.err}
 	defer flush(s.out, s.err)
@@ -152,6 +167,8 @@ func Spread(ctx context.Context, cfg Config) error {
 		s.hosts = append(s.hosts, h)
 	}
 	s.findLocal(ctx)
+	stopped := make(chan struct{})
+	defer close(stopped)
 	defer s.close()
 	for _, h := range s.hosts {
 		if err := s.start(h); err != nil {
@@ -161,6 +178,7 @@ func Spread(ctx context.Context, cfg Config) error {
 	}
 	defer s.relay()()
 	if end := s.follow(ctx); end.Text != "" {
+		go announce(s.notes, end, s.Grace, stopped)
 		return &end
 	}
 	return nil
@@ -217,9 +235,7 @@ func (s *spread) start(h *remote) error {
 			return fmt.Errorf("%w: other hosts are reached by ssh", err)
 		}
 		// Nobody can answer the questions of several at once, and this machine may wait long for one that is down.
-		// A host that has lost its power closes no connection.
-		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4",
-			"-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", h.Host, s.script())
+		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", h.Host, s.script())
 	}
 	h.cmd.SysProcAttr = separate() // a terminal's signals come from here alone
 	h.cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
@@ -249,7 +265,7 @@ func (s *spread) start(h *remote) error {
 	if s.NoPrefix {
 		prefix = ""
 	}
-	copied.Go(func() { copyLines(&lines{out: &output{to: s.out, prefix: prefix}}, outRead) })
+	copied.Go(func() { copyLines(&lines{out: &output{to: s.out, from: h, prefix: prefix}}, outRead) })
 	copied.Go(func() { copyLines(&lines{out: &reader{spread: s, from: h, prefix: prefix}}, errRead) })
 	go s.await(h, &copied)
 	go s.direct(h)
@@ -344,6 +360,7 @@ func (s *spread) assignment(h *remote) assignment {
 		Max:         s.Max,
 		Wait:        s.Wait,
 		Grace:       s.Grace,
+		Silence:     s.silence,
 		NoPrefix:    s.NoPrefix,
 		Color:       s.Color,
 	}
@@ -403,12 +420,14 @@ func (s *spread) tell(w word) {
 // output writes lines of a host's standard output that come after the first report: before it, a shell greets.
 type output struct {
 	to     io.Writer // where the lines go
+	from   *remote   // whose lines these are
 	prefix string    // of each line; "" is none
 	open   bool      // lines are written
 }
 
 // Write takes a line.
 func (o *output) Write(line []byte) (int, error) {
+	defer o.from.receive()()
 	switch {
 	case bytes.HasPrefix(line, []byte(marker)):
 		o.open = true
@@ -437,12 +456,17 @@ const longestReason = 100
 
 // Write takes a line.
 func (r *reader) Write(line []byte) (int, error) {
+	defer r.from.receive()()
 	before, text, ok := bytes.Cut(line, []byte(marker))
-	if r.open && (len(before) > 0 || !bytes.HasPrefix(text, []byte(reportEnded))) {
+	kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	if r.open && (len(before) > 0 || kind != reportEnded && kind != reportAlive) {
 		ok = false // a rank's line: a shell may begin one, and a launcher start, before there are ranks alone
 	}
+	if ok && kind == reportAlive {
+		r.from.beating.Store(true)
+		return len(line), nil
+	}
 	if ok {
-		kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
 		if kind == reportJoined && !r.open {
 			r.open = true
 			r.from.release(r.spread.err, r.prefix)
@@ -460,6 +484,15 @@ func (r *reader) Write(line []byte) (int, error) {
 	}
 	r.from.hold(string(line))
 	return len(line), nil
+}
+
+// receive notes that something has come from a host. It is being handed on until done is called.
+func (h *remote) receive() (done func()) {
+	h.delivering.Add(1)
+	return func() {
+		h.heard.Store(true)
+		h.delivering.Add(-1)
+	}
 }
 
 // hold keeps a line of a launcher that has not joined.
@@ -488,6 +521,8 @@ func (s *spread) follow(ctx context.Context) End {
 	var expired <-chan time.Time // nil until the job is about to end
 	wait := reportTime
 	overdue := time.After(wait)
+	tick := time.NewTicker(s.silence / looks)
+	defer tick.Stop()
 	for {
 		select {
 		case w := <-s.words:
@@ -500,6 +535,10 @@ func (s *spread) follow(ctx context.Context) End {
 			}
 			if !slices.ContainsFunc(s.hosts, func(h *remote) bool { return h.stage < stageGone }) {
 				return s.result()
+			}
+		case <-tick.C:
+			if end := s.lose(s.look()); end != nil {
+				return *end
 			}
 		case <-overdue:
 			if text := s.missing(wait); text != "" {
@@ -543,8 +582,10 @@ func (s *spread) hear(w word) *End {
 		}
 	case reportJoined:
 		h.stage = max(h.stage, stageJoined)
+		store, host, _ := strings.Cut(w.value, " ")
+		h.address = printable.Text(host)
 		if h == s.hosts[0] && s.address == "" {
-			s.address = w.value
+			s.address = store
 			close(s.known)
 		}
 	case reportEnded:
@@ -570,6 +611,39 @@ func (s *spread) hear(w word) *End {
 		}
 	}
 	return nil
+}
+
+// look counts the looks at which nothing had come from hosts, and returns those that are lost by that now. Looks are
+// counted, and not time: this process may have been stopped, and has not read meanwhile.
+func (s *spread) look() (lost []*remote) {
+	for _, h := range s.hosts {
+		heard := h.heard.Swap(false) || h.delivering.Load() > 0
+		if heard || !h.beating.Load() || h.stage == stageGone {
+			h.quiet = 0
+			continue
+		}
+		h.quiet++
+		if h.quiet == looks {
+			lost = append(lost, h)
+		}
+	}
+	return lost
+}
+
+// lose ends the connections to hosts of which nothing comes, and returns how the job ends if it needs them.
+func (s *spread) lose(silent []*remote) *End {
+	needed := s.Min == 0
+	var texts []string
+	for _, h := range silent {
+		h.silence = s.silence
+		_ = h.cmd.Process.Kill() // ssh, or a launcher of this machine, which may be stopped
+		needed = needed || h == s.hosts[0] || h.stage < stageJoined
+		texts = append(texts, h.lost())
+	}
+	if len(silent) == 0 || !needed {
+		return nil // hear says which of an elastic job are lost
+	}
+	return &End{Text: strings.Join(texts, "; "), Code: 1}
 }
 
 // copying is how to bring this program to a host.
@@ -614,8 +688,16 @@ func (h *remote) said() string {
 	return printable.Text(last)
 }
 
-// lost says that a launcher has ended without a word.
+// lost says that a launcher has ended without a word, or sends nothing any more.
 func (h *remote) lost() string {
+	if h.silence > 0 {
+		place := h.Host
+		if h.address != "" {
+			place += " (" + h.address + ")"
+		}
+		const format = "%s: nothing has come from its launcher for %v: is the machine down or hung, or the network to it cut?"
+		return fmt.Sprintf(format, place, h.silence)
+	}
 	return fmt.Sprintf("the launcher on %s, or the connection to it, has ended (%v)", h.Host, h.state)
 }
 
@@ -626,6 +708,10 @@ func (s *spread) missing(after time.Duration) string {
 		switch {
 		case h.stage == stageConnecting:
 			texts = append(texts, fmt.Sprintf("ssh to %s has not answered: does `ssh %s true` work?", h.Host, h.Host))
+		case h.stage == stageStarted && i == 0:
+			directory, _ := os.Getwd()
+			const format = "the launcher on %s has started, and does not go on: does `ls %s` answer there?"
+			texts = append(texts, fmt.Sprintf(format, h.Host, quoted(directory)))
 		case h.stage == stageStarted && i > 0 && s.address != "":
 			const format = "%s does not reach the first host at %s: does a firewall close that port (--listen)?"
 			texts = append(texts, fmt.Sprintf(format, h.Host, s.address))

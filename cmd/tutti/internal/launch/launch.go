@@ -238,7 +238,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { _ = a.kv.Close() }() // also one of a later session
 	if a.starter != nil {
-		a.starter.joined(a.address)
+		a.starter.joined(a.address, a.machine().Address)
 	}
 	if a.Min > 0 {
 		return a.elastic(ctx)
@@ -756,7 +756,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	go func() {
 		verdict := a.judge(lasting, round, end)
 		judged <- verdict
-		a.announce(verdict, stopped)
+		announce(a.notes, verdict, a.Grace, stopped)
 	}()
 	a.stop(g, end.Signal)
 	close(stopped)
@@ -764,11 +764,11 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 }
 
 // announce says at once why the ranks are told to end, where they take their time.
-func (a *agent) announce(end End, stopped <-chan struct{}) {
+func announce(notes io.Writer, end End, grace time.Duration, stopped <-chan struct{}) {
 	select {
 	case <-stopped:
 	case <-time.After(linger):
-		fmt.Fprintf(a.notes, "tutti: %s; the other ranks have %v to end\n", end.Text, a.Grace)
+		fmt.Fprintf(notes, "tutti: %s; the other ranks have %v to end\n", end.Text, grace)
 	}
 }
 

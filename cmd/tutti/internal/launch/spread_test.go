@@ -21,7 +21,7 @@ import (
 )
 
 // newSpread is a job of two hosts with a rank each, of which the first has joined and the second looks for the store.
-func newSpread(t *testing.T, change func(*Config)) (s *spread, notes *buffer, ends <-chan End, cancel context.CancelCauseFunc) {
+func newSpread(t *testing.T, change func(*spread)) (s *spread, notes *buffer, ends <-chan End, cancel context.CancelCauseFunc) {
 	t.Helper()
 	notes = new(buffer)
 	s = &spread{
@@ -32,9 +32,10 @@ func newSpread(t *testing.T, change func(*Config)) (s *spread, notes *buffer, en
 		closed:  make(chan struct{}),
 		known:   make(chan struct{}),
 		address: "a:1",
+		silence: time.Hour,
 	}
 	s.Wait = time.Hour
-	change(&s.Config)
+	change(s)
 	t.Cleanup(func() { flush(s.out, s.err) })
 	for i, name := range []string{"a", "b"} {
 		h := &remote{
@@ -88,7 +89,7 @@ func receive[T any](t *testing.T, from <-chan T) (value T) {
 
 // A host that has not joined does not take from the ranks of others the time in which they end.
 func TestAnInterruptedHostThatHasNotJoined(t *testing.T) {
-	s, _, ends, cancel := newSpread(t, func(c *Config) { c.Min = 1 })
+	s, _, ends, cancel := newSpread(t, func(s *spread) { s.Min = 1 })
 	cancel(Signaled(syscall.SIGINT))
 	assert.Equal(t, syscall.SIGINT, receive(t, s.hosts[0].signals))
 	s.say(t, word{from: s.hosts[1], err: errors.New("exit status 1")}, ends)
@@ -99,26 +100,26 @@ func TestAnInterruptedHostThatHasNotJoined(t *testing.T) {
 
 // An elastic job that has enough members goes on without a host that does not come in time; another one ends.
 func TestAHostThatDoesNotCome(t *testing.T) {
-	s, notes, ends, _ := newSpread(t, func(c *Config) { c.Min, c.Wait = 1, time.Millisecond })
+	s, notes, ends, _ := newSpread(t, func(s *spread) { s.Min, s.Wait = 1, time.Millisecond })
 	require.Eventually(t, func() bool { return strings.Contains(notes.String(), "goes on with the other hosts") }, time.Minute, time.Millisecond)
 	s.say(t, word{from: s.hosts[1], err: errors.New("exit status 1")}, ends)
 	s.say(t, word{from: s.hosts[0]}, ends)
 	assert.Equal(t, End{}, receive(t, ends), "the first has succeeded, though its report was not read")
 	for _, least := range []int{0, 2} {
-		_, _, ends, _ := newSpread(t, func(c *Config) { c.Min, c.Wait = least, time.Millisecond })
+		_, _, ends, _ := newSpread(t, func(s *spread) { s.Min, s.Wait = least, time.Millisecond })
 		assert.Contains(t, receive(t, ends).Text, "b does not reach the first host")
 	}
 }
 
 // A first launcher that is stopped has not ended.
 func TestALauncherThatDoesNotAnswer(t *testing.T) {
-	s, _, _, _ := newSpread(t, func(*Config) {})
+	s, _, _, _ := newSpread(t, func(*spread) {})
 	assert.Equal(t, End{Text: "the launcher on a does not answer", Code: 1}, s.unended())
 }
 
 // A host that has not ended within the time for that is not waited for once more: here, an hour.
 func TestAFrozenHostIsWaitedForOnce(t *testing.T) {
-	s, _, ends, cancel := newSpread(t, func(c *Config) { c.Grace = -stopMargin - dumpTime - patience }) // no time at all
+	s, _, ends, cancel := newSpread(t, func(s *spread) { s.Grace = -stopMargin - dumpTime - patience }) // no time at all
 	cancel(Signaled(syscall.SIGINT))
 	assert.Contains(t, receive(t, ends).Text, "the launcher on a does not answer")
 	s.Grace = time.Hour
@@ -139,7 +140,7 @@ func TestAFrozenHostIsWaitedForOnce(t *testing.T) {
 
 // Signals come after what a host is to run, in their order, and by name.
 func TestSignalsComeAfterTheAssignment(t *testing.T) {
-	s, _, _, _ := newSpread(t, func(*Config) {})
+	s, _, _, _ := newSpread(t, func(*spread) {})
 	h := s.hosts[1]
 	read, write := io.Pipe()
 	h.control = write
@@ -178,13 +179,13 @@ func TestUnknownSignals(t *testing.T) {
 func TestReportsBehindATitle(t *testing.T) {
 	const title = "\x1b]0;a\a"
 	out := new(buffer)
-	o := &output{to: out, prefix: "a: "}
+	o := &output{to: out, from: new(remote), prefix: "a: "}
 	for _, line := range []string{"Welcome\n", title + marker + "started v1\n", "one\n", "two " + marker + "\n"} {
 		_, err := o.Write([]byte(line))
 		require.NoError(t, err)
 	}
 	assert.Equal(t, "a: one\na: two "+marker+"\n", out.String())
-	s, _, ends, _ := newSpread(t, func(c *Config) { c.Version = "v1" })
+	s, _, ends, _ := newSpread(t, func(s *spread) { s.Version = "v1" })
 	r := &reader{spread: s, from: s.hosts[1]}
 	_, err := r.Write([]byte(title + marker + "started v2\n"))
 	require.NoError(t, err)
@@ -216,6 +217,77 @@ func TestAllStandingConnectionsAreEnded(t *testing.T) {
 	receive(t, ended)
 }
 
+// A host is lost that has sent a sign of life, and then nothing for as many looks as there are in its silence: neither
+// one whose lines wait for a reader of this launcher's output, nor one that has only just begun.
+func TestSilentHosts(t *testing.T) {
+	names := []string{"silent", "talking", "blocked", "waiting", "gone"}
+	s := &spread{silence: 10 * time.Second, notes: io.Discard, err: newOutlet(io.Discard)}
+	t.Cleanup(func() { flush(s.err, s.err) })
+	hosts := map[string]*remote{}
+	for _, name := range names {
+		h := &remote{Slots: Slots{Host: name}, stage: stageJoined, cmd: exec.Command("sleep", "1000")}
+		require.NoError(t, h.cmd.Start())
+		s.hosts = append(s.hosts, h)
+		hosts[name] = h
+		if name != "waiting" {
+			_, err := (&reader{spread: s, from: h, open: true}).Write([]byte(marker + reportAlive + " \n"))
+			require.NoError(t, err)
+		}
+	}
+	hosts["gone"].stage = stageGone
+	hosts["silent"].address = "10.0.0.5"
+	done := hosts["blocked"].receive()
+	assert.Empty(t, s.look(), "all have been heard")
+	for range looks - 1 {
+		hosts["talking"].receive()()
+		assert.Empty(t, s.look())
+	}
+	hosts["talking"].receive()()
+	lost := s.look()
+	require.Equal(t, []*remote{hosts["silent"]}, lost)
+	want := "silent (10.0.0.5): nothing has come from its launcher for 10s: is the machine down or hung, or the network to it cut?"
+	assert.Equal(t, &End{Text: want, Code: 1}, s.lose(lost))
+	done()
+	for range looks {
+		hosts["talking"].receive()()
+		assert.Empty(t, s.look(), "it was heard when its line was taken")
+	}
+	hosts["talking"].receive()()
+	assert.Equal(t, []*remote{hosts["blocked"]}, s.look())
+	for _, h := range s.hosts {
+		_ = h.cmd.Process.Kill()
+		_ = h.cmd.Wait()
+	}
+}
+
+// An elastic job goes on without a host that sends nothing, unless it is the first.
+func TestSilentHostsOfAnElasticJob(t *testing.T) {
+	const want = "b (10.0.0.6): nothing has come from its launcher for 10ms"
+	s, notes, ends, _ := newSpread(t, func(s *spread) {
+		s.Min = 1
+		s.silence = 10 * time.Millisecond
+	})
+	s.say(t, word{from: s.hosts[1], kind: reportJoined, value: "10.0.0.5:1 10.0.0.6"}, ends)
+	s.hosts[1].beating.Store(true)
+	assert.Error(t, s.hosts[1].cmd.Wait(), "it is killed")
+	s.say(t, word{from: s.hosts[1], err: errors.New("signal: killed")}, ends)
+	s.say(t, word{from: s.hosts[0], kind: reportAlive}, ends) // which is heard after that
+	assert.Contains(t, notes.String(), want)
+	assert.Contains(t, notes.String(), "the job goes on without it")
+	s.hosts[0].beating.Store(true)
+	assert.Contains(t, receive(t, ends).Text, "a: nothing has come from its launcher for 10ms")
+	for least, index := range []int{1, 0} { // of a job that is not elastic any host, of another one the first
+		s, _, ends, _ := newSpread(t, func(s *spread) {
+			s.Min = least
+			s.silence = 10 * time.Millisecond
+		})
+		s.hosts[index].beating.Store(true)
+		assert.Contains(t, receive(t, ends).Text, s.hosts[index].Host+": nothing has come from its launcher for 10ms")
+	}
+}
+
+// Words of a command and a directory}
+
 // Words of a command and a directory may be in any encoding.
 func TestWordsInOtherEncodings(t *testing.T) {
 	const latin = "na\xefve \"' \n$x"
@@ -239,7 +311,7 @@ func TestWordsInOtherEncodings(t *testing.T) {
 
 // A rank may write what a launcher reports with.
 func TestReportsOfARank(t *testing.T) {
-	s, _, _, _ := newSpread(t, func(*Config) {})
+	s, _, _, _ := newSpread(t, func(*spread) {})
 	var lines buffer
 	s.err = newOutlet(&lines)
 	r := &reader{spread: s, from: s.hosts[0], open: true}

@@ -17,6 +17,11 @@ const (
 	// reportTime is how long a host of --hosts may take to join without a word: somewhat longer than ssh may take to
 	// connect, which says more. Each later word takes twice as long.
 	reportTime = 4500 * time.Millisecond
+	// looks is how often the launcher of --hosts looks, within the silence of ranks (--tcp-silence), whether something has
+	// come from a host: it is lost after as many looks in vain.
+	looks = 10
+	// beats is how many signs of life a host's launcher sends in that silence, as ranks do.
+	beats = 4
 )
 
 // Bounds of the time from one start of a rank to the next, which doubles: a rank that fails at once is not to fill
