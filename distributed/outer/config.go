@@ -15,9 +15,6 @@ type Config struct {
 	// Every is H, the number of steps in a window. DiLoCo uses 50 to 500 steps, and SparseLoCo 15 to 50. Use fewer if the
 	// ranks' data differ much.
 	Every int
-	// Schedule, if set, replaces Every: it returns the number of steps in the window of a round, counted from 0. It must
-	// be a function of the round alone.
-	Schedule func(round int) int
 
 	// Reduce configures the averaging of outer gradients, dense by default. They are F32, whatever the type of the
 	// parameters. NonFinite is [sparse.SkipNonFinite] unless set. Sum, BucketViews, Uneven and Weighted have no meaning
@@ -94,23 +91,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {
 		c.Reduce.NonFinite = sparse.SkipNonFinite
 	}
-	_, err := c.window(0)
-	return c, err
-}
-
-// window returns the steps of a round's window.
-func (c *Config) window(round int) (int, error) {
-	steps := c.Every
-	if c.Schedule != nil {
-		steps = c.Schedule(round)
-	}
-	if !c.fits(steps) {
-		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments "+
-			"to the next; "+
+	if !c.fits(c.Every) {
+		return c, base.ConfigError("a window has %d steps, which are %d from each of %d fragments to the next; "+
 			"want at least 1, no fewer than Delay (%d), and %d steps at most",
-			round, steps, steps/c.Fragments, c.Fragments, c.Delay, longestWindow)
+			c.Every, c.Every/c.Fragments, c.Fragments, c.Delay, longestWindow)
 	}
-	return steps, nil
+	return c, nil
 }
 
 // longestWindow bounds the steps of a window.
@@ -124,6 +110,7 @@ func (c *Config) fits(steps int) bool {
 // terms is what the ranks compare.
 func (c *Config) terms() string {
 	return fmt.Sprintf("version %s\nouter rate %v, momentum %v, nesterov %v, decay %v, weighted %v\n"+
-		"%d fragments, delay %d, mix %v",
-		base.Version(), c.LearningRate, c.Momentum, c.Nesterov, c.Decay, c.Weighted, c.Fragments, c.Delay, c.Mix)
+		"windows of %d, %d fragments, delay %d, mix %v",
+		base.Version(), c.LearningRate, c.Momentum, c.Nesterov, c.Decay, c.Weighted,
+		c.Every, c.Fragments, c.Delay, c.Mix)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"math"
 	"time"
 
@@ -123,11 +122,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 
 // prepare makes what a new loop needs. After an error, Close frees what there is of it.
 func (l *Loop) prepare(ctx context.Context, params []*runtime.Tensor) error {
-	length, err := l.cfg.window(0)
-	if err != nil {
-		return err
-	}
-	l.position.Length = length
+	l.position.Length = l.cfg.Every
+	var err error
 	l.kernels, err = kernel.Lookup(l.rt)
 	if err != nil {
 		return err
@@ -315,10 +311,7 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 	if now.Step == next.First+next.Length {
 		next.Round++
 		next.First = now.Step
-		next.Length, l.err = l.cfg.window(next.Round)
-		if l.err != nil {
-			return l.err
-		}
+		next.Length = l.cfg.Every
 	}
 	l.position = next
 	l.next = 1
@@ -411,13 +404,6 @@ func (l *Loop) agree(ctx context.Context) error {
 	p := l.position
 	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d",
 		l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
-	if l.cfg.Schedule != nil {
-		h := fnv.New64a()
-		for round := range 1000 { // those to come, as far as anybody looks
-			fmt.Fprintln(h, l.cfg.Schedule(p.Round+round))
-		}
-		terms += fmt.Sprintf("\nschedule %x", h.Sum64())
-	}
 	for i, f := range l.fragments {
 		if f.phase != resting {
 			terms += fmt.Sprintf("\nfragment %d, sent after step %d: %v", i, f.sent.Step, f.phase)

@@ -121,12 +121,10 @@ func TestDiLoCoOneStep(t *testing.T) {
 			}
 		}
 	}
-	for _, cfg := range []outer.Config{{Every: 1}, {Schedule: func(int) int { return 1 }}} {
-		all, hashes := train(t, ranks, steps, cfg)
-		for rank := range ranks {
-			assert.Equal(t, want.flat(), all[rank])
-			assert.Equal(t, hashes[0], hashes[rank])
-		}
+	all, hashes := train(t, ranks, steps, outer.Config{Every: 1})
+	for rank := range ranks {
+		assert.Equal(t, want.flat(), all[rank])
+		assert.Equal(t, hashes[0], hashes[rank])
 	}
 }
 
@@ -176,13 +174,7 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 		}
 	}
 	F := len(cuts) - 1
-	window := func(round int) int {
-		if cfg.Schedule != nil {
-			return cfg.Schedule(round)
-		}
-		return cfg.Every
-	}
-	round, begin := 0, 0
+	begin := 0
 	for step := 1; step <= steps; step++ {
 		for rank := range own {
 			at := 0
@@ -197,7 +189,7 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 		}
 		land(step)
 		for f := range F {
-			if step == begin+(f+1)*window(round)/F {
+			if step == begin+(f+1)*cfg.Every/F {
 				mean := make([]float64, cuts[f+1]-cuts[f])
 				for j := range mean {
 					for rank := range alive(step) {
@@ -208,8 +200,8 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 				land(step)
 			}
 		}
-		if step == begin+window(round) {
-			round, begin = round+1, step
+		if step == begin+cfg.Every {
+			begin = step
 		}
 	}
 	return own
@@ -340,7 +332,7 @@ func TestHosts(t *testing.T) {
 	for _, cfg := range []outer.Config{
 		{Every: 5, LearningRate: 0.7, Momentum: 0.9, Nesterov: true},
 		{Every: 7, LearningRate: 0.7, Fragments: 2, Delay: 3, Mix: 0.25, Weighted: true},
-		{Schedule: uneven, LearningRate: 1, Delay: 2, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}},
+		{Every: 4, LearningRate: 1, Delay: 2, Reduce: ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}},
 	} {
 		cuts := []int{0, total}
 		if cfg.Fragments == 2 {
@@ -392,14 +384,10 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// uneven is a schedule of windows that get longer and shorter.
-func uneven(round int) int { return []int{4, 9, 6, 11, 5}[round%5] }
-
-// Windows of different lengths are those of the algorithm. A loop that is saved and made anew in the
-// middle of any of them, with fragments in flight too, makes the same bits.
-func TestSchedule(t *testing.T) {
+// A loop that is saved and made anew in the middle of windows, with fragments in flight too, makes the same bits.
+func TestResumedWindows(t *testing.T) {
 	const ranks, steps = 3, 60
-	cfg := outer.Config{Schedule: uneven, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.25, Weighted: true}
+	cfg := outer.Config{Every: 7, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.25, Weighted: true}
 	want := reference(ranks, 1, steps, cfg, []int{0, total / 2, total}, func(int) int { return ranks })
 	straight, hashes := train(t, ranks, steps, cfg)
 	all := make([][]float32, ranks)
@@ -407,7 +395,7 @@ func TestSchedule(t *testing.T) {
 		m := newModel(t, cpu.New())
 		l, err := outer.New(ctx, m.tensors[0].Runtime(), c, m.tensors, cfg)
 		for step := 0; step < steps && err == nil; step++ {
-			if step%3 == 2 || step == 13 || step == 19 { // the last two: where a window of another length begins
+			if step%3 == 2 || step == 14 || step == 28 { // the last two: where a window begins
 				var state []byte
 				state, err = l.State(ctx)
 				require.NoError(t, errors.Join(err, l.Close()))
@@ -419,7 +407,7 @@ func TestSchedule(t *testing.T) {
 			err = l.Step(ctx)
 		}
 		require.NoError(t, err)
-		assert.Equal(t, 8, l.Stats().Rounds) // 4 + 9 + 6 + 11 + 5, and 4 + 9 + 6 steps
+		assert.Equal(t, steps/cfg.Every, l.Stats().Rounds)
 		hash, err := l.Hash(ctx)
 		assert.Equal(t, hashes[c.Rank()], hash)
 		all[c.Rank()] = m.flat()
@@ -440,7 +428,7 @@ func TestALostRank(t *testing.T) {
 	for _, cfg := range []outer.Config{
 		{Every: 6, LearningRate: 0.7, Momentum: 0.9, Nesterov: true},
 		{Every: 6, LearningRate: 0.7, Delay: 2, Mix: 0.5},
-		{Schedule: uneven, LearningRate: 0.7, Momentum: 0.9, Delay: 2},
+		{Every: 5, LearningRate: 0.7, Momentum: 0.9, Delay: 2},
 	} {
 		want := reference(ranks, 1, steps, cfg, []int{0, total}, func(step int) int {
 			if step > lost {
@@ -1078,7 +1066,7 @@ func TestMisuse(t *testing.T) {
 			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Mix: -0.5}, {Every: 1, Mix: math.NaN()}, {Every: 1, Decay: 2},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},
-			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Every: 1, Reduce: ddp.Config{Weighted: true}}, {Schedule: func(int) int { return 0 }},
+			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Every: 1, Reduce: ddp.Config{Weighted: true}},
 			{Every: 1, Reduce: ddp.Config{Config: sparse.Config{Pattern: "nothing"}}},
 		} {
 			_, err := outer.New(ctx, rt, c, m.tensors, cfg)
@@ -1182,19 +1170,27 @@ func TestAJoiningRankHasMadeNoStep(t *testing.T) {
 	}))
 }
 
-// TestSchedulesDiffer: ranks find out before their first exchange that their windows will differ, not by averages of different steps.
-func TestSchedulesDiffer(t *testing.T) {
+// TestWindowsDiffer: ranks find out before their first exchange that their windows differ, also where a restored window has yet to end.
+func TestWindowsDiffer(t *testing.T) {
 	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 		x, err := cpu.Wrap(cpu.New(), []float32{8, 8})
 		require.NoError(t, err)
-		l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Schedule: func(round int) int { return []int{2, 3 + c.Rank()}[round%2] }})
-		require.NoError(t, err)
+		loop := func(every int) *outer.Loop {
+			l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Every: every})
+			require.NoError(t, err)
+			return l
+		}
+		l := loop(2)
 		require.NoError(t, l.Step(ctx))
+		state, err := l.State(ctx)
+		require.NoError(t, errors.Join(err, l.Close()))
+		l = loop(2 + c.Rank())
+		require.NoError(t, l.Restore(ctx, state))
 		err = l.Step(ctx)
 		assert.ErrorIs(t, err, comm.ErrMismatch)
 		return err
 	})
-	assert.ErrorContains(t, err, "schedule")
+	assert.ErrorContains(t, err, "windows of")
 }
 
 // TestResidualsInFlight: residuals are there when the exchange that writes them has ended.
