@@ -11,6 +11,9 @@ import (
 // Connections must deliver bytes in order or fail, and Close must end reads and writes. Deadlines, addresses,
 // half-closed connections and keep-alives are not needed. The methods are called by several goroutines at the same
 // time.
+//
+// Without a launcher, rank 0 listens on MASTER_PORT, and the others dial MASTER_ADDR:MASTER_PORT. Ranks share no memory
+// over a Network.
 type Network interface {
 	// Dial connects to an address where a process of the job listens. network is "tcp". Dial must end when ctx does.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
