@@ -217,19 +217,17 @@ func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a repl
 	case !utf8.ValidString(r.Key):
 		err = fmt.Errorf("%w: the key is not UTF-8", comm.ErrArgument)
 	default:
-		if err = c.post(r); errors.Is(err, ErrFull) {
+		if err = c.post(r); errors.Is(err, ErrFull) { // another error ends the client soon
 			break
 		}
-		select { // another error ends the client soon
-		case got := <-answer:
-			if got.Fault == "" {
-				return *got, nil
-			}
+		var got *reply
+		got, err = c.await(ctx, answer)
+		switch {
+		case err == nil && got.Fault == "":
+			return *got, nil
+		case err == nil:
 			err = failure(got.Kind, got.Fault, errUndone)
-		case <-c.done:
-			err = c.Err()
-		case <-ctx.Done():
-			err = comm.ContextError(ctx)
+		case ctx.Err() != nil:
 			_ = c.post(request{Op: opStop, Version: r.ID})
 		}
 	}
@@ -238,6 +236,25 @@ func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a repl
 	delete(c.calls, r.ID)
 	delete(c.watches, r.ID)
 	return a, fmt.Errorf("store: %s %q: %w", r.Op, r.Key, err)
+}
+
+// await waits for the answer to a request. One that has come counts, though the session or ctx may have ended since.
+func (c *Client) await(ctx context.Context, answer <-chan *reply) (*reply, error) {
+	var err error
+	select {
+	case got := <-answer:
+		return got, nil
+	case <-c.done:
+		err = c.Err()
+	case <-ctx.Done():
+		err = comm.ContextError(ctx)
+	}
+	select {
+	case got := <-answer:
+		return got, nil
+	default:
+		return nil, err
+	}
 }
 
 // Post is Set without an answer: it does not wait, and a request beyond a bound is dropped.

@@ -85,3 +85,21 @@ func TestCloseWithoutLock(t *testing.T) {
 	close(goOn)
 	assert.NoError(t, <-closed)
 }
+
+// An answer counts that has come before the session, or the caller's context, has ended: a store may close behind it.
+func TestAnswerBeforeTheEnd(t *testing.T) {
+	for range 100 { // each would be lost in half of them
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, end := range []func(c *Client){func(c *Client) { c.fail(errHungUp) }, func(*Client) { cancel() }} {
+			c := newClient(nil)
+			c.post = func(r request) error {
+				c.handle(&reply{ID: r.ID, Entries: []Entry{{Key: r.Key, Value: []byte("v")}}})
+				end(c)
+				return nil
+			}
+			value, err := c.Get(ctx, "k")
+			require.NoError(t, err)
+			require.Equal(t, "v", string(value))
+		}
+	}
+}
