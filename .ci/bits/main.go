@@ -6,6 +6,7 @@
 //	mpirun -n 3 bits                                      # over MPI
 //	bits -reproducible                                    # sums for any number of ranks (ddp.Config.Reproducible)
 //	bits -reproducible -inputs 1000                       # with as many random inputs beside big integers
+//	TUTTI_BACKEND=nccl tutti launch -n 2 bits -p2p        # over the memory of the other GPUs of the machine
 //	mpirun -n 4 bits -probe                               # how many results one sum has, by the length of the message
 //	tutti launch -n 2 bits -costs                         # what reproducible steps take beside those without
 //
@@ -17,6 +18,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -26,6 +28,7 @@ import (
 
 	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -34,6 +37,7 @@ import (
 	"github.com/tutti-go/tutti/internal/reference"
 	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 func main() {
@@ -41,6 +45,7 @@ func main() {
 	log.SetPrefix("bits: ")
 	fixed := flag.Bool("reproducible", false, "print hashes that do not depend on the number of ranks")
 	inputs := flag.Int("inputs", 5, "`number` of random inputs of a type that -reproducible compares with big integers")
+	peers := flag.Bool("p2p", false, "communicate over the memory of peers, on GPUs")
 	probe := flag.Bool("probe", false, "print how many results one sum has")
 	costs := flag.Bool("costs", false, "print what reproducible steps take")
 	var cost costing
@@ -49,7 +54,14 @@ func main() {
 	flag.StringVar(&cost.bytes, "kib", "64,1024,16384", "lengths of gradients in KiB that -costs times")
 	flag.Parse()
 	var out bytes.Buffer
-	body := func(ctx context.Context, r tutti.Rank) error {
+	body := func(ctx context.Context, r tutti.Rank) (err error) {
+		if *peers {
+			r.Comm, err = overPeers(ctx, r)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, r.Comm.Close()) }()
+		}
 		b := &bits{Rank: r, ctx: ctx, out: &out}
 		if r.Comm.Rank() > 0 {
 			b.out = new(bytes.Buffer)
@@ -69,6 +81,21 @@ func main() {
 	}
 	os.Stdout.Write(out.Bytes())
 }
+
+// overPeers returns a communicator over the memory of peers, whose Close leaves the rank's own one open.
+func overPeers(ctx context.Context, r tutti.Rank) (comm.Communicator, error) {
+	rt, ok := r.Runtime.(*cuda.Runtime)
+	if !ok {
+		return nil, fmt.Errorf("%T is no runtime of a GPU: set TUTTI_BACKEND=nccl", r.Runtime)
+	}
+	return p2p.New(ctx, lent{r.Comm}, rt)
+}
+
+// lent is a communicator that others do not close.
+type lent struct{ comm.Communicator }
+
+func (l lent) Close() error              { return nil }
+func (l lent) Unwrap() comm.Communicator { return l.Communicator }
 
 // ranks is how many there are in this process where nothing else says.
 func ranks() int {
