@@ -132,9 +132,14 @@ func (p *bench) allReduces(ctx context.Context, n, count int, graph bool) (time.
 	if !graph {
 		return p.time(ctx, n, reduce)
 	}
+	return p.captured(ctx, n, reduce)
+}
+
+// captured returns the time of a call of f, of n graphs that have perGraph each.
+func (p *bench) captured(ctx context.Context, n int, f func() error) (time.Duration, error) {
 	g, err := p.c.Stream().Capture(func() error {
 		for range perGraph {
-			if err := reduce(); err != nil {
+			if err := f(); err != nil {
 				return err
 			}
 		}
@@ -145,6 +150,66 @@ func (p *bench) allReduces(ctx context.Context, n, count int, graph bool) (time.
 	}
 	d, err := p.time(ctx, n, func() error { return g.Launch(p.c.Stream()) })
 	return d / perGraph, errors.Join(err, g.Close())
+}
+
+// BenchmarkWindows prints what collectives take on windows and on plain buffers, captured, and marks those for which the
+// table chooses the one that takes at least 5 % longer. It runs once: -test.benchtime 1x.
+func BenchmarkWindows(b *testing.B) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	world := benchWorld(ctx, b)
+	ranks := world[0].WorldSize()
+	fmt.Println("| operation | bytes | windows µs | plain µs | table | |\n| --- | ---: | ---: | ---: | --- | --- |")
+	for _, op := range []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter} {
+		for bytes := 256; bytes <= 64<<20; bytes *= 4 {
+			times := make([][2]time.Duration, len(world))
+			require.NoError(b, each(world, func(c *nccl.Comm) (err error) {
+				times[slices.Index(world, c)], err = timeWindows(ctx, c, op, bytes)
+				return err
+			}))
+			var windows, plain time.Duration
+			for _, t := range times {
+				windows = max(windows, t[0])
+				plain = max(plain, t[1])
+			}
+			chosen, slow := "plain", float64(plain) > 1.05*float64(windows)
+			if nccl.HasWindowRow(world[0], op, bytes) {
+				chosen, slow = "windows", float64(windows) > 1.05*float64(plain)
+			}
+			mark := map[bool]string{true: "SLOW"}[slow]
+			fmt.Printf("| %v of %d | %d | %.2f | %.2f | %s | %s |\n", op, ranks, bytes,
+				float64(windows.Nanoseconds())/1e3, float64(plain.Nanoseconds())/1e3, chosen, mark)
+		}
+	}
+	require.NoError(b, each(world, (*nccl.Comm).Close))
+}
+
+// timeWindows times an operation in place whose larger buffer has some size, on a window and on plain memory.
+func timeWindows(ctx context.Context, c *nccl.Comm, op comm.Op, bytes int) (times [2]time.Duration, err error) {
+	count := bytes / 4 / c.WorldSize()
+	for i, symmetric := range []bool{true, false} {
+		p, err := newBench(ctx, c, bytes, symmetric)
+		if err != nil {
+			return times, err
+		}
+		piece := p.buf + uintptr(4*count*c.Rank())
+		var x comm.Call
+		switch op {
+		case comm.OpAllReduce:
+			x = comm.AllReduceCall(p.buf, p.buf, bytes/4, dtype.F32, comm.Sum)
+		case comm.OpAllGather:
+			x = comm.AllGatherCall(piece, p.buf, count, dtype.F32)
+		default:
+			x = comm.ReduceScatterCall(p.buf, piece, count, dtype.F32, comm.Sum)
+		}
+		restore := nccl.ForceWindows(c, symmetric)
+		times[i], err = p.captured(ctx, 20, func() error { return x.Make(c) })
+		restore()
+		if err := errors.Join(err, p.close()); err != nil {
+			return times, err
+		}
+	}
+	return times, nil
 }
 
 // BenchmarkSubmit is the host's cost of one AllReduce call of 1 KiB: on one GPU,

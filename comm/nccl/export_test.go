@@ -3,9 +3,11 @@ package nccl
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/dl"
 )
@@ -74,6 +76,31 @@ func WindowRows(ctx context.Context, c *Comm) (int, error) {
 func UseWindows(ctx context.Context, c *Comm) (err error) {
 	c.windows.rows, err = c.tabulate(ctx)
 	return err
+}
+
+// ForceWindows has a communicator use windows wherever NCCL has kernels for them, or nowhere, and returns what undoes that.
+func ForceWindows(c *Comm, use bool) (restore func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	saved := c.windows.rows
+	c.windows.rows = []windowRow{}
+	for _, op := range windowOps {
+		if use {
+			c.windows.rows = append(c.windows.rows, windowRow{op: op, ranks: maxWindowRanks, maximum: math.MaxInt})
+		}
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.windows.rows = saved
+	}
+}
+
+// HasWindowRow reports whether the table chooses windows.
+func HasWindowRow(c *Comm, op comm.Op, bytes int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.windows.isFaster(op, bytes)
 }
 
 // AsOfTwo has a communicator behave as if there were another rank, in another process.

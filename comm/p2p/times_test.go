@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/link"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -238,6 +239,108 @@ func TestTimes(t *testing.T) {
 	for _, c := range others {
 		defer c.Close() //nolint:errcheck
 	}
+}
+
+// timedKinds are an operation of each class of the table, on a buffer whose size is that of the larger one of a rank.
+var timedKinds = []struct {
+	name string
+	call func(buf uintptr, bytes, ranks int) comm.Call
+}{
+	{"sum f32", func(buf uintptr, bytes, _ int) comm.Call {
+		return comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum)
+	}},
+	{"sum bf16", func(buf uintptr, bytes, _ int) comm.Call {
+		return comm.AllReduceCall(buf, buf, bytes/2, dtype.BF16, comm.Sum)
+	}},
+	{"max i32", func(buf uintptr, bytes, _ int) comm.Call {
+		return comm.AllReduceCall(buf, buf, bytes/4, dtype.I32, comm.Max)
+	}},
+	{"sum i8", func(buf uintptr, bytes, _ int) comm.Call {
+		return comm.AllReduceCall(buf, buf, bytes, dtype.I8, comm.Sum)
+	}},
+	{"broadcast f32", func(buf uintptr, bytes, _ int) comm.Call {
+		return comm.BroadcastCall(buf, bytes/4, dtype.F32, 0)
+	}},
+	{"reduce-scatter f32", func(buf uintptr, bytes, ranks int) comm.Call {
+		return comm.ReduceScatterCall(buf, buf+uintptr(bytes), bytes/4/ranks, dtype.F32, comm.Sum)
+	}},
+	{"reduce-scatter i8", func(buf uintptr, bytes, ranks int) comm.Call {
+		return comm.ReduceScatterCall(buf, buf+uintptr(bytes), bytes/ranks, dtype.I8, comm.Sum)
+	}},
+	{"allgather f32", func(buf uintptr, bytes, ranks int) comm.Call {
+		return comm.AllGatherCall(buf+uintptr(bytes), buf, bytes/4/ranks, dtype.F32)
+	}},
+	{"all-to-all f32", func(buf uintptr, bytes, ranks int) comm.Call {
+		return comm.AllToAllCall(buf, buf+uintptr(bytes), bytes/4/ranks, dtype.F32)
+	}},
+}
+
+// TestTimesOfTable prints what operations of all classes take over peer memory and over NCCL, captured, and marks
+// those for which the table chooses the one that takes at least 5 % longer.
+func TestTimesOfTable(t *testing.T) {
+	gpus, s := measuredGPUs(t, "limits")
+	ranks := len(gpus)
+	ends := world(t, gpus, ranks, s, 20*time.Second)
+	if gpus[0].Device() == gpus[1].Device() {
+		t.Skip("NCCL needs a GPU for each rank")
+	}
+	others, err := nccl.InProcess(t.Context(), gpus)
+	require.NoError(t, err)
+	table := newOffloadTable(link.NVLink, ranks, reductionSet{})
+	fmt.Println("| operation | bytes | peer memory µs | NCCL µs | table | |\n| --- | ---: | ---: | ---: | --- | --- |")
+	for _, kind := range timedKinds {
+		for bytes := 1 << 10; bytes <= 256<<20; bytes *= 4 {
+			times := make([]float64, 2*ranks)
+			require.NoError(t, each(ends, func(e *endpoint) error {
+				return timeBoth(t.Context(), e, others[e.rank], bytes, kind.call, times[2*e.rank:])
+			}))
+			var peers, base float64
+			for r := range ranks {
+				peers = max(peers, times[2*r])
+				base = max(base, times[2*r+1])
+			}
+			x := kind.call(0, bytes, ranks)
+			chosen, slow := "NCCL", base > 1.05*peers
+			if table.has(&x) {
+				chosen, slow = "peer memory", peers > 1.05*base
+			}
+			mark := map[bool]string{true: "SLOW"}[slow]
+			fmt.Printf("| %s | %s | %.2f | %.2f | %s | %s |\n", kind.name, sizeText(bytes), peers, base, chosen, mark)
+		}
+	}
+	for _, c := range others {
+		require.NoError(t, c.Close())
+	}
+}
+
+// timeBoth times a call over peer memory and over a communicator of NCCL.
+func timeBoth(ctx context.Context, e *endpoint, c *nccl.Comm, bytes int,
+	call func(buf uintptr, bytes, ranks int) comm.Call, us []float64) error {
+	buf, err := e.rt.Allocate(2 * bytes)
+	if err != nil {
+		return err
+	}
+	defer e.rt.Deallocate(buf) //nolint:errcheck
+	x := call(buf, bytes, c.WorldSize())
+	if err := errors.Join(e.rt.Fill(buf, 2*bytes, dtype.U8, 0), e.rt.Synchronize(ctx)); err != nil {
+		return err
+	}
+	m, err := newTiming(e.rt, e.rt.Stream())
+	if err != nil {
+		return err
+	}
+	p := e.planned(x)
+	us[0], err = m.microseconds(ctx, calls(bytes), true, func() error { return e.submit(m.stream, p) })
+	if err := errors.Join(err, e.fault(ctx), c.Barrier(ctx)); err != nil {
+		return err
+	}
+	// Its calls are captured on its own stream.
+	n, err := newTiming(e.rt, c.Stream())
+	if err != nil {
+		return err
+	}
+	us[1], err = n.microseconds(ctx, calls(bytes), true, func() error { return x.Make(c) })
+	return errors.Join(err, c.Barrier(ctx), m.start.Close(), m.end.Close(), n.start.Close(), n.end.Close())
 }
 
 // timedSources are without a residual, with one, and with a gradient of two types.
