@@ -208,6 +208,7 @@ func (w *world) split(s *slot) {
 	}
 	for _, ranks := range backend.SplitGroups(splits) {
 		child := newWorld(len(ranks), w.seats) // as many ranks as before
+		child.run = w.run
 		for i, r := range ranks {
 			if e := child.ranks[i]; !s.extras[r].split.child.CompareAndSwap(nil, e) {
 				s.extras[r].split.forsake(e, w.failure.Load().errorFor(w.ranks[r]))

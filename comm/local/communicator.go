@@ -41,6 +41,9 @@ func newCommunicator(e *endpoint) *communicator {
 	return c
 }
 
+// RunName tells the flight records of this world from those of others, of which the process may have several.
+func (c *communicator) RunName() string { return c.e.world.run }
+
 // Close implements [comm.Communicator]. It may be the last to refer to c.
 func (c *communicator) Close() error {
 	defer runtime.KeepAlive(c)

@@ -54,7 +54,6 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // New makes a world of n ranks and returns their communicators, in rank order.
@@ -70,6 +69,7 @@ func New(n int) ([]comm.Communicator, error) {
 		}
 	}
 	w := newWorld(n, seatsFor(n))
+	w.run = rand.Text()
 	comms := make([]comm.Communicator, n)
 	for r, e := range w.ranks {
 		comms[r] = newCommunicator(e)
@@ -85,6 +85,5 @@ func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Commu
 	if err != nil {
 		return err
 	}
-	dump.Agree(rand.Text()) // the ranks of this process are all
 	return comm.Run(ctx, comms, body)
 }

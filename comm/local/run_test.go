@@ -102,14 +102,35 @@ func TestCheckDevice(t *testing.T) {
 	require.ErrorContains(t, err, "comm/nccl")
 }
 
-// The ranks of each run have a name in flight records that no other run has.
-func TestRunIsNamed(t *testing.T) {
-	noLauncher := func(string) string { return "" }
+// The ranks of a world have a name in flight records that no other world has, also of this process, and leave that of
+// the process alone.
+func TestWorldsAreNamed(t *testing.T) {
+	const process = "agreed on with other processes"
+	dump.Agree(process)
+	name := func(c comm.Communicator) string {
+		world, ok := comm.As[interface{ RunName() string }](c)
+		require.True(t, ok)
+		return world.RunName()
+	}
 	names := map[string]bool{}
 	for range 3 {
-		require.NoError(t, local.Run(t.Context(), 2, func(context.Context, comm.Communicator) error { return nil }))
-		names[dump.RunName(noLauncher)] = true
+		worlds := world(t, 2)
+		first := name(worlds[0])
+		assert.Equal(t, first, name(worlds[1]))
+		names[first] = true
+		var ran string
+		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+			ran = name(c)
+			child, err := c.Split(ctx, 0, 0)
+			if err != nil {
+				return err
+			}
+			assert.Equal(t, ran, name(child))
+			return child.Close()
+		}))
+		names[ran] = true
 	}
-	assert.Len(t, names, 3)
+	assert.Len(t, names, 6)
 	assert.NotContains(t, names, "")
+	assert.Equal(t, process, dump.RunName(func(string) string { return "" }))
 }

@@ -60,6 +60,7 @@ type world struct {
 	seats   seats          // waiting ranks spin if these are dedicated
 	small   int            // bytes of allreduces that go through cells, at most; 0: no collectives do
 	ranks   []*endpoint    // by rank
+	run     string         // its name in flight records, also in worlds that were split from it
 	slots   [ringSize]slot // by the collective's number modulo ringSize
 	cells   [2][]cell      // of small collectives with even and odd numbers, by rank; nil if none are small
 	told    [2]addresses   // where the data of the cells is

@@ -23,6 +23,28 @@ func TestLifecycle(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankLifecycle"}) })
 }
 
+// TestRunIsNamed: the flight records of all ranks of a run have one name, which no other run has.
+func TestRunIsNamed(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		const ranks = 3
+		seen := map[string]bool{}
+		for _, more := range [][]string{nil, nil, {env.MPICollectives + "=native"}} {
+			dir := t.TempDir()
+			l.mustRun(t, job{ranks: ranks, test: "TestRankRunIsNamed", dir: dir, env: more})
+			first, err := os.ReadFile(nameOf(dir, 0))
+			require.NoError(t, err)
+			assert.NotEmpty(t, first)
+			for rank := range ranks {
+				name, err := os.ReadFile(nameOf(dir, rank))
+				require.NoError(t, err)
+				assert.Equal(t, string(first), string(name), "rank %d", rank)
+			}
+			assert.False(t, seen[string(first)], string(first))
+			seen[string(first)] = true
+		}
+	})
+}
+
 func TestSteadyState(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
 }

@@ -32,6 +32,8 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -48,6 +50,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/inquiry"
@@ -372,6 +375,9 @@ func start(ctx context.Context) (*state, error) {
 	if err := world.compare(ctx); err != nil {
 		return nil, err
 	}
+	if err := world.nameRun(ctx); err != nil {
+		return nil, err
+	}
 	if err := world.share(ctx); err != nil {
 		return nil, err
 	}
@@ -392,7 +398,7 @@ func start(ctx context.Context) (*state, error) {
 }
 
 // protocol is the version of what ranks send each other: schedules, heads, envelopes and control messages.
-var protocol uint64 = 3
+var protocol uint64 = 4
 
 // compare returns an error if ranks have another version of this package, or have chosen different collectives.
 func (e *endpoint) compare(ctx context.Context) error {
@@ -428,6 +434,25 @@ func (e *endpoint) compare(ctx context.Context) error {
 		return fmt.Errorf("%w: rank %d has native collectives and rank %d has not; set %s to the same on all ranks",
 			comm.ErrMismatch, with, without, env.MPICollectives)
 	}
+	return nil
+}
+
+// nameRun has the flight records of all ranks name one run, so that those of earlier runs are left out, where the
+// launcher does not name it, as Hydra. Rank 0 makes the name. It is collective.
+func (e *endpoint) nameRun(ctx context.Context) error {
+	if e.size == 1 {
+		return nil // nobody's record but its own
+	}
+	out := newCells() // MPI's after an error
+	name := hostmem.Slice[byte](out.addr(0), 2*cellSize)
+	if e.rank == 0 {
+		_, _ = rand.Read(name) // never fails
+	}
+	if err := e.SetUp(ctx, comm.BroadcastCall(out.addr(0), len(name), dtype.U8, 0)); err != nil {
+		return err
+	}
+	dump.Agree(hex.EncodeToString(name))
+	out.free()
 	return nil
 }
 

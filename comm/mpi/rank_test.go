@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -20,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/logtest"
@@ -52,6 +55,16 @@ func newRank(t *testing.T) rank {
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	t.Cleanup(cancel)
 	return rank{t, world, cpu.New(), ctx}
+}
+
+// nameOf is the file in which a rank writes the name of its run.
+func nameOf(dir string, rank int) string { return filepath.Join(dir, fmt.Sprintf("name-%d", rank)) }
+
+// TestRankRunIsNamed writes the name that ranks have without one of the launcher.
+func TestRankRunIsNamed(t *testing.T) {
+	r := newRank(t)
+	name := dump.RunName(func(string) string { return "" })
+	require.NoError(t, os.WriteFile(nameOf(os.Getenv(childVariable), r.world.Rank()), []byte(name), 0o600))
 }
 
 // floats allocates n float32 values that start as value(i).

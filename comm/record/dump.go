@@ -37,7 +37,7 @@ func (r *Recorder) dump() *dump.File {
 		Size:  top.WorldSize(),
 		Name:  r.member,
 		Host:  hostName(),
-		Job:   dump.RunName(os.Getenv),
+		Job:   cmp.Or(r.run, dump.RunName(os.Getenv)),
 		Time:  time.Now().UnixNano(),
 		Comms: map[string]dump.Member{},
 		Spans: r.spans.dump(),

@@ -72,6 +72,7 @@ type flight struct {
 	member string // name of an elastic member, "" for another rank
 	alone  bool   // see Member
 	path   string // of the dump, "" for none
+	run    string // name of the communicator's world; "" for that of the process
 	begun  time.Time
 	spans  *spans
 
@@ -177,6 +178,9 @@ func (s *waits) shown() *wait {
 // Package comm/instrument makes one if the environment asks for it.
 func New(c comm.Communicator, n int, dir string) *Recorder {
 	f := &flight{dir: dir, begun: time.Now()}
+	if world, ok := comm.As[interface{ RunName() string }](c); ok {
+		f.run = world.RunName()
+	}
 	if dir != "" {
 		f.path = dump.Path(dir, c.Rank())
 		dumpsOfProcess.Store(f.path, true)

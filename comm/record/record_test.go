@@ -668,3 +668,21 @@ func TestShowsTheRightOneOfSeveralWaits(t *testing.T) {
 	assert.Equal(t, "timed out", shown().Error)
 	assert.False(t, shown().Pending)
 }
+
+// The record of a rank names the run of its world, below other decorators and for sub-communicators, too, so that the
+// ranks of two worlds of one process are told apart.
+func TestNamesRunOfWorld(t *testing.T) {
+	seen := map[string]bool{}
+	for range 2 {
+		worlds, err := local.New(2)
+		require.NoError(t, err)
+		first := record.New(metered.New(worlds[0]), 1, "").Dump().Tutti.Job
+		assert.NotEmpty(t, first)
+		assert.Equal(t, first, record.New(worlds[1], 1, "").Dump().Tutti.Job)
+		assert.False(t, seen[first], first)
+		seen[first] = true
+		for _, c := range worlds {
+			require.NoError(t, c.Close())
+		}
+	}
+}
