@@ -244,6 +244,18 @@ var happenings = map[string]misfortune{
 		before: `export TUTTI_CONNECT_TIMEOUT=3s; touch gone.2`,
 		one:    `tutti: rank . on \S+ \(192\.168\.1\.5\): exit status 1; rank 2 had ended with success before`, code: 1,
 	},
+	"a rank alone on its machine ends before the others have come": {
+		before: `touch gone.2`,
+		action: `until grep -q 'tutti: rank 2 on .* has ended with success; ranks 0, 1 on .* still running' first.err &&
+				grep -q 'waiting for ranks that have not come.*rank 2 (ended with success)' first.err; do sleep 0.05; done
+			kill $first`,
+		one: `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
+	},
+	"rank 0 ends before the others have come": {
+		before: `touch gone.0`,
+		action: `until grep -q 'waiting for rank 0 (ended with success)' second.err; do sleep 0.05; done; kill $first`,
+		one:    `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
+	},
 	"a rank reduces another number of elements": {
 		action: `work; touch count.2`, one: `tutti: rank . on .*: exit status 1`, code: 1,
 		said: map[string]string{"first.err": `rank . called allreduce of . f32.*rank . called allreduce of . f32`},

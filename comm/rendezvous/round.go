@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 	"github.com/tutti-go/tutti/internal/waiting"
@@ -114,7 +116,7 @@ func (r *round) follow(ctx context.Context) error {
 	defer reminder.Stop()
 	number := "" // of no round
 	atRank0 := r.waits(func() string {
-		return "waiting for rank 0 to begin " + r.purpose
+		return fmt.Sprintf("waiting for %s to begin %s", r.leader(ctx), r.purpose)
 	})
 	defer func() { atRank0() }()
 	for {
@@ -122,11 +124,12 @@ func (r *round) follow(ctx context.Context) error {
 			select {
 			case number = <-numbers:
 			case <-reminder.C:
-				slog.Warn("rendezvous: waiting for rank 0", "rank", r.Rank, "for", r.purpose, "waited", reminder.Next())
+				waited := reminder.Next()
+				slog.Warn("rendezvous: waiting for "+r.leader(ctx), "rank", r.Rank, "for", r.purpose, "waited", waited)
 			case <-r.kv.Done():
 				return r.fail(r.kv.Err())
 			case <-ctx.Done():
-				return &leaderless{fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))}
+				return &leaderless{fmt.Errorf("rendezvous: %s did not come: %w", r.leader(ctx), comm.ContextError(ctx))}
 			}
 		}
 		atRank0()
@@ -183,11 +186,11 @@ func (r *round) try(ctx context.Context, number string) error {
 	}
 	finished := r.remind(ctx, number)
 	waited := r.waits(func() string {
-		missing, _ := r.missing(ctx, number)
-		if missing == nil {
+		a := r.missing(ctx, number)
+		if a.missing == nil {
 			return "in the rendezvous of " + r.purpose + ", to which all ranks have come"
 		}
-		return fmt.Sprintf("in the rendezvous of %s, to which %s did not come yet", r.purpose, ranks.Text(missing))
+		return fmt.Sprintf("in the rendezvous of %s, to which %v did not come yet", r.purpose, a)
 	})
 	err = r.attempt(ctx, number)
 	waited()
@@ -199,14 +202,14 @@ func (r *round) try(ctx context.Context, number string) error {
 	if ctx.Err() == nil || context.Cause(ctx) == errLaterRound {
 		return err // nobody is known to be missing
 	}
-	missing, refused := r.missing(ctx, number)
-	if missing == nil {
+	a := r.missing(ctx, number)
+	if a.missing == nil {
 		return err
 	}
-	if refused != "" {
-		err = fmt.Errorf("%w; refused: %s", err, refused)
+	if a.refused != "" {
+		err = fmt.Errorf("%w; refused: %s", err, a.refused)
 	}
-	return fmt.Errorf("rendezvous: %s did not come: %w", ranks.Text(missing), err)
+	return fmt.Errorf("rendezvous: %v did not come: %w", a, err)
 }
 
 // remind says which ranks have not come to a round, until finished is called.
@@ -223,9 +226,9 @@ func (r *round) remind(ctx context.Context, number string) (finished func()) {
 			case <-reminder.C:
 			}
 			waited := reminder.Next()
-			if missing, _ := r.missing(ctx, number); missing != nil {
+			if a := r.missing(ctx, number); a.missing != nil {
 				slog.Warn("rendezvous: waiting for ranks that have not come",
-					"rank", r.Rank, "missing", ranks.Text(missing), "for", r.purpose, "waited", waited)
+					"rank", r.Rank, "missing", a.String(), "for", r.purpose, "waited", waited)
 			}
 		}
 	})
@@ -235,9 +238,26 @@ func (r *round) remind(ctx context.Context, number string) (finished func()) {
 	}
 }
 
-// missing returns which ranks did not come to a round, if that can still be found out when ctx has ended, and what the
-// store has refused.
-func (r *round) missing(ctx context.Context, number string) (missing []int, refused string) {
+// absence is which ranks did not come to a round, and what is known of why.
+type absence struct {
+	missing []int  // nil if none is known to be
+	ended   []int  // those of them that have ended with success, as a launcher says
+	refused string // the last process that the store has refused, with the reason; "" for none
+}
+
+// String names the ranks.
+func (a absence) String() string {
+	switch {
+	case len(a.ended) == 0:
+		return ranks.Text(a.missing)
+	case len(a.ended) == len(a.missing):
+		return ranks.Text(a.missing) + " (ended with success)"
+	}
+	return fmt.Sprintf("%s (%s ended with success)", ranks.Text(a.missing), ranks.Text(a.ended))
+}
+
+// missing returns which ranks did not come to a round, if that can still be found out when ctx has ended.
+func (r *round) missing(ctx context.Context, number string) (a absence) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingTimeout)
 	defer cancel()
 	arrivals, _ := r.kv.List(ctx, arrivalKeys+r.purpose+"/"+number+"/")
@@ -246,17 +266,38 @@ func (r *round) missing(ctx context.Context, number string) (missing []int, refu
 		arrived[e.Key] = true
 	}
 	if !arrived[arrival(r.purpose, number, r.Rank)] {
-		return nil, "" // the store is lost, or a later round has begun
+		return a // the store is lost, or a later round has begun
 	}
 	for rank, key := range r.Arrivals(r.purpose, number) {
 		if !arrived[key] {
-			missing = append(missing, rank)
+			a.missing = append(a.missing, rank)
 		}
 	}
+	a.ended = r.ended(ctx, a.missing)
 	if all, _ := r.kv.List(ctx, store.RefusedKey); len(all) > 0 {
-		refused = printable.Text(string(all[0].Value))
+		a.refused = printable.Text(string(all[0].Value))
 	}
-	return missing, refused
+	return a
+}
+
+// ended returns which of some ranks have ended with success, as a launcher says.
+func (r *round) ended(ctx context.Context, missing []int) (ended []int) {
+	listed, _ := r.kv.List(ctx, fault.EndedPrefix)
+	for _, e := range listed {
+		if rank, ok := fault.EndedRank(e.Key, r.WorldSize); ok && slices.Contains(missing, rank) {
+			ended = append(ended, rank)
+		}
+	}
+	slices.Sort(ended)
+	return ended
+}
+
+// leader names rank 0, which has not come, and says if it has ended, also when ctx has.
+func (r *round) leader(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingTimeout)
+	defer cancel()
+	leader := []int{0}
+	return absence{missing: leader, ended: r.ended(ctx, leader)}.String()
 }
 
 // fail adds who fails to an error of the store.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/fault"
 )
 
 // meeting is a store in this process with a client for each rank.
@@ -170,6 +172,42 @@ func TestRoundNamesTheMissingRankAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Ranks that have ended with success are named as such where others wait for them.
+func TestRoundNamesRanksThatHaveEnded(t *testing.T) {
+	for _, c := range []struct {
+		missing, ended []int
+		want           string
+	}{
+		{[]int{2}, []int{2}, "rank 2 (ended with success)"},
+		{[]int{2, 3}, []int{3}, "ranks 2, 3 (rank 3 ended with success)"},
+		{[]int{2, 3}, []int{1, 9}, "ranks 2, 3"},
+	} {
+		m := newMeeting(t, 4)
+		for _, rank := range c.ended {
+			require.NoError(t, m.clients[1].Set(t.Context(), fault.EndedKey(rank), nil))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ends := map[int]chan error{}
+		for rank := range 4 {
+			if slices.Contains(c.missing, rank) {
+				continue
+			}
+			var entered chan string
+			entered, ends[rank] = m.enter(ctx, rank)
+			require.Equal(t, "1", <-entered)
+		}
+		cancel()
+		for rank, end := range ends {
+			require.ErrorContains(t, <-end, "rendezvous: "+c.want+" did not come: ", "rank %d", rank)
+		}
+	}
+	m := newMeeting(t, 2)
+	r := &round{Job: Job{Rank: 1, WorldSize: 2}, kv: m.clients[1]}
+	assert.Equal(t, "rank 0", r.leader(t.Context()))
+	require.NoError(t, m.clients[0].Set(t.Context(), fault.EndedKey(0), nil))
+	assert.Equal(t, "rank 0 (ended with success)", r.leader(t.Context()))
 }
 
 // Without rank 0 there is no round. It is accused, and a later rank 0 starts one with whoever waits.

@@ -5,12 +5,28 @@ package fault
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // Prefix is what the keys of reports begin with.
 const Prefix = "fault/"
+
+// EndedPrefix is what the keys begin with by which launchers tell ranks which others have ended with success, in a job
+// that is not elastic.
+const EndedPrefix = "ended/"
+
+// EndedKey is the key of a rank that has ended.
+func EndedKey(rank int) string { return EndedPrefix + strconv.Itoa(rank) }
+
+// EndedRank returns the rank of such a key. ok is false unless it is one of a job of that size.
+func EndedRank(key string, size int) (rank int, ok bool) {
+	text, ok := strings.CutPrefix(key, EndedPrefix)
+	rank, err := strconv.Atoi(text)
+	return rank, ok && err == nil && rank >= 0 && rank < size
+}
 
 // longestReason bounds a reason, in bytes.
 const longestReason = 500

@@ -7,6 +7,19 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
+// A key of a rank that has ended names the rank, and nothing else is taken for one.
+func TestEndedRanks(t *testing.T) {
+	for rank := range 3 {
+		got, ok := EndedRank(EndedKey(rank), 3)
+		assert.True(t, ok)
+		assert.Equal(t, rank, got)
+	}
+	for _, key := range []string{"", "ended/", "ended/3", "ended/-1", "ended/x", "fault/1", "1"} {
+		_, ok := EndedRank(key, 3)
+		assert.False(t, ok, key)
+	}
+}
+
 // A report is what was reported, and nothing else is taken for one.
 func TestReports(t *testing.T) {
 	r := Report{By: 2, About: 1, Reason: "nothing has come from it for 10s"}

@@ -725,6 +725,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	defer cancel()
 	a.running.Store(g)
 	defer a.running.Store(nil)
+	defer a.hearForeign(watching, g)()
 	go a.sayWhoIsLeft(watching, g)
 	go a.sayWhoIsStopped(watching, g)
 	defer context.AfterFunc(complete, func() { a.finish(lasting, round, lost(complete)) })()

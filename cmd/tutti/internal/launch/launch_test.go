@@ -1092,7 +1092,7 @@ func TestWaitsSpeak(t *testing.T) {
 		cfg.Ranks = 2
 		cfg.Command[2] = "test $TUTTI_LOCAL_RANK = 1 || " + cfg.Command[2]
 	})
-	says(c, `tutti: rank 3 has ended with success; rank 2 on .* still running, perhaps waiting for it`)
+	says(c, `tutti: rank 3 on .* has ended with success; rank 2 on .* still running, perhaps waiting for it`)
 	require.NoError(t, os.WriteFile(mark, nil, 0o600))
 	for _, s := range []*started{a, b, c} {
 		require.NoError(t, s.wait(t), "%s", &s.err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/fault"
 )
 
 // longestLine is how much of a line is kept until it is written.
@@ -25,13 +26,14 @@ type group struct {
 	succeeded chan struct{}  // closed when all have ended, and none failed
 	ended     sync.WaitGroup // which ends when nothing of the ranks is left
 	stopped   chan struct{}  // closed when the ranks are told to end
-	first     chan struct{}  // closed when one has ended with success
+	first     chan struct{}  // closed when one has ended with success, here or, where that is said, on another machine
 	grace     time.Duration  // from the signal until a rank is killed; never changed
 
 	mu       sync.Mutex // taken alone
 	stopping bool       // guarded by mu
 	running  []*running // guarded by mu
 	seen     evidence   // how ranks have ended that were not told to; guarded by mu
+	foreign  []int      // ranks of other machines that have ended with success, as far as it is said; guarded by mu
 }
 
 // start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
@@ -65,6 +67,9 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 			err = p.ended()
 		}
 		told := g.note(rank, err)
+		if err == nil && !told && a.Min == 0 {
+			a.kv.Post(fault.EndedKey(rank), nil) // others may wait for it
+		}
 		end := a.failure(rank, err)
 		last := a.Min == 0 || start == a.Restarts
 		if err != nil && !told && a.Min == 0 {
@@ -219,7 +224,7 @@ func (g *group) note(rank int, err error) (told bool) {
 	switch {
 	case g.stopping:
 	case err == nil:
-		if len(g.seen.Succeeded) == 0 {
+		if len(g.seen.Succeeded)+len(g.foreign) == 0 {
 			close(g.first)
 		}
 		g.seen.Succeeded = append(g.seen.Succeeded, rank)
@@ -227,6 +232,16 @@ func (g *group) note(rank int, err error) (told bool) {
 		g.seen.Failed = append(g.seen.Failed, failure{Rank: rank, Text: err.Error(), Code: code(err)})
 	}
 	return g.stopping
+}
+
+// noteForeign notes that a rank of another machine has ended with success.
+func (g *group) noteForeign(rank int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.seen.Succeeded)+len(g.foreign) == 0 {
+		close(g.first)
+	}
+	g.foreign = append(g.foreign, rank)
 }
 
 // wait waits until nothing of a rank is left, and its output is read: where the launcher's own output has a reader.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -74,6 +76,23 @@ func (a *agent) sayWhoStays(ctx context.Context) {
 	})
 }
 
+// hearForeign has the first launcher note which ranks of other machines end with success, until stop is called.
+func (a *agent) hearForeign(ctx context.Context, g *group) (stop func()) {
+	if !a.first {
+		return func() {}
+	}
+	stop, err := a.kv.Watch(ctx, fault.EndedPrefix, func(e store.Event) {
+		rank, ok := fault.EndedRank(e.Key, a.plan.Size)
+		if ok && !e.Deleted && a.plan.machine(rank) != a.key {
+			g.noteForeign(rank)
+		}
+	})
+	if err != nil {
+		return func() {} // without the store, the round ends
+	}
+	return stop
+}
+
 // sayWhoIsLeft says which ranks of this machine go on though others have ended with success: they may wait for these.
 func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 	select {
@@ -94,8 +113,12 @@ func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 			return fmt.Sprintf("%s %s ended with success, and the job goes on: %s on %s still running",
 				ranks.Text(done), verb, ranks.Text(left), a.host)
 		}
+		ended := ranks.Text(done)
+		if len(done) == 1 {
+			ended = a.plan.place(done[0])
+		}
 		return fmt.Sprintf("%s %s ended with success; %s on %s still running, perhaps waiting for it",
-			ranks.Text(done), verb, ranks.Text(left), a.host)
+			ended, verb, ranks.Text(left), a.host)
 	})
 }
 
@@ -128,11 +151,11 @@ func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
 	}
 }
 
-// split returns the ranks that have ended with success, and those that run.
+// split returns the ranks that have ended with success, as far as they are known, and those of this machine that run.
 func (g *group) split() (done, left []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	done = slices.Clone(g.seen.Succeeded)
+	done = slices.Concat(g.seen.Succeeded, g.foreign)
 	for _, r := range g.running {
 		if !slices.Contains(done, r.rank) {
 			left = append(left, r.rank)
