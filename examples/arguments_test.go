@@ -59,6 +59,8 @@ func TestMeaninglessNumbers(t *testing.T) {
 		"data-parallel -density 0":   "-density is 0",
 		"data-parallel -density 1.5": "-density is 1.5",
 		"data-parallel -density NaN": "-density is NaN",
+		"data-parallel -clip NaN":    "-clip is NaN",
+		"data-parallel -clip -1":     "-clip is -1",
 		"data-parallel -ranks -1":    "-1 ranks",
 		"gradients -steps 0":         "-steps is 0",
 		"gradients -steps -1":        "-steps",

@@ -36,7 +36,8 @@ type settings struct {
 	momentum     float64
 	pattern      string
 	density      float64
-	checkpoint   string // file, none if empty
+	clip         float64 // largest norm of an update; 0 is none
+	checkpoint   string  // file, none if empty
 }
 
 func main() {
@@ -51,6 +52,7 @@ func main() {
 	flag.IntVar(&world.Ranks, "ranks", 0, "goroutines, where no launcher has started processes")
 	flag.IntVar(&s.epochs, "epochs", 10, "how often to see all images")
 	flag.Float64Var(&s.density, "density", 1, "share of the entries that is sent; below 1 by Ok-Topk")
+	flag.Float64Var(&s.clip, "clip", 0, "largest norm of an update, in the root mean square of the ranks; 0 is none")
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`file` to go on from, and to write after each epoch")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -61,6 +63,9 @@ func main() {
 	}
 	if !(s.density > 0 && s.density <= 1) { // NaN as well
 		log.Fatalf("-density is %v, want a share above 0 and at most 1", s.density)
+	}
+	if !(s.clip >= 0) {
+		log.Fatalf("-clip is %v, want 0 or more", s.clip)
 	}
 	if s.density < 1 {
 		s.pattern = sparse.Oktopk
@@ -122,9 +127,11 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		tensors = append(tensors, t)
 	}
 	cfg := sparse.Config{
-		Pattern:  s.pattern,
-		Density:  s.density,
-		Momentum: s.momentum,
+		Pattern:    s.pattern,
+		Density:    s.density,
+		Momentum:   s.momentum,
+		ClipNorm:   s.clip,
+		ClipGlobal: true, // by one factor for all ranks
 	}
 	exchange, err := sparse.New(rt, meter, len(update), cfg)
 	if err != nil {

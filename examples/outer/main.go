@@ -36,6 +36,7 @@ func main() {
 		log.Fatalf("-every is %d, want 1 or more", cfg.Every)
 	}
 	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
+	cfg.Weighted = true       // by the images that ranks have read
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)
 		if r.Comm.Rank() == 0 && err == nil {
@@ -67,14 +68,25 @@ func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stat
 		return done, 0, err
 	}
 	defer loop.Close()
-	sampler, err := distributed.NewSampler(r.Comm, training.Len(), distributed.SamplerConfig{Seed: 1})
+	sampler, err := distributed.NewSampler(r.Comm, training.Len(), distributed.SamplerConfig{Seed: 1, Uneven: true})
 	if err != nil {
 		return done, 0, err
 	}
+	longest := (training.Len() + r.Comm.WorldSize() - 1) / r.Comm.WorldSize() // share of a rank
 	for epoch := range epochs {
-		for _, images := range sampler.Batches(epoch, batch) {
+		batches := sampler.Batches(epoch, batch)
+		for step := range (longest + batch - 1) / batch {
+			var images []int // none on ranks that have read theirs
+			if step < len(batches) {
+				images = batches[step]
+			}
 			for _, i := range images {
 				digits.Descend(weights, weights, training.Image(i), training.Labels[i], -rate/batch)
+			}
+			if cfg.Weighted {
+				if err := loop.Weigh(float64(len(images))); err != nil {
+					return done, 0, err
+				}
 			}
 			if err := loop.Step(ctx); err != nil {
 				return done, 0, err

@@ -1,7 +1,7 @@
 // Command sparse-allreduce averages a gradient over some ranks and sends only
 // the largest 5 % of the entries per step. What is not sent stays in a residual on its
 // rank (error feedback) and is sent later, so the sum of the results approaches
-// the dense one.
+// the dense one. selector.go selects other entries than the largest.
 //
 //	go run ./examples/sparse-allreduce                     # four ranks on the host
 //	TUTTI_BACKEND=nccl go run ./examples/sparse-allreduce  # a rank on each GPU
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// compare trains in three ways. It is the same on hosts and GPUs.
+// compare trains in four ways. It is the same on hosts and GPUs.
 func compare(ctx context.Context, r tutti.Rank) error {
 	print := func(format string, values ...any) {
 		if r.Comm.Rank() == 0 {
@@ -58,6 +58,7 @@ func compare(ctx context.Context, r tutti.Rank) error {
 			Density:         0.05,
 			NoErrorFeedback: true,
 		}},
+		{"random, 5 %", sparse.Config{Pattern: sparse.TopkA, Density: 0.05, Selector: random{}}},
 	} {
 		sent, deviation, err := train(ctx, r, run.cfg)
 		if err != nil {

@@ -95,7 +95,7 @@ func main() {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
-		result, err := softmax.Train(ctx, r, &sharded{}, ddp.Config{Shard: true})
+		result, err := softmax.Train(ctx, r, &sharded{}, ddp.Config{Shard: true, Uneven: true})
 		if err == nil && r.Comm.Rank() == 0 {
 			fmt.Println(result)
 		}

@@ -43,6 +43,23 @@ func TestBits(t *testing.T) {
 	}
 }
 
+// TestUneven: some ranks have a batch more than others, which take part in their steps, so that all have the same
+// parameters.
+func TestUneven(t *testing.T) {
+	const ranks = 44 // of which 29 have 33 images, three batches, and the others two
+	results := make([]softmax.Result, ranks)
+	world := tutti.Config{Backend: tutti.Local, Ranks: ranks}
+	require.NoError(t, world.Run(t.Context(), func(ctx context.Context, r tutti.Rank) (err error) {
+		results[r.Comm.Rank()], err = softmax.Train(ctx, r, &sharded{}, ddp.Config{Shard: true, Uneven: true})
+		return err
+	}))
+	for rank, result := range results {
+		assert.Equal(t, results[0].Checksum, result.Checksum, "rank %d", rank)
+		assert.Equal(t, 30, result.Curve[9].Step)
+	}
+	assert.Greater(t, results[0].Accuracy, 0.85)
+}
+
 // train returns what rank 0 comes to. Each rank has its own optimizer.
 func train(t *testing.T, optimizer func() softmax.Optimizer, cfg ddp.Config) softmax.Result {
 	var first softmax.Result

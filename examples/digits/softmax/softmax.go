@@ -70,8 +70,8 @@ func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradie
 func (descent) Close() error { return nil }
 
 // Train trains a softmax regression for ten epochs, as one rank of a program. cfg says how gradients are averaged:
-// those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector. A nil optimizer is gradient descent. Train
-// closes the optimizer.
+// those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector. With Uneven each image is read once in an
+// epoch. A nil optimizer is gradient descent. Train closes the optimizer.
 func Train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Config) (Result, error) {
 	if optimizer == nil {
 		optimizer = descent{}
@@ -107,13 +107,18 @@ func train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Confi
 		return result, err
 	}
 	defer sync.Close()
-	sampler, err := distributed.NewSampler(r.Comm, training.Len(), distributed.SamplerConfig{Seed: 1})
+	order := distributed.SamplerConfig{Seed: 1, Uneven: cfg.Uneven}
+	sampler, err := distributed.NewSampler(r.Comm, training.Len(), order)
 	if err != nil {
 		return result, err
 	}
 	const batch = 16
 	began := time.Now()
 	step := 0
+	update := func() error {
+		defer func() { step++ }()
+		return optimizer.Update(ctx, step, sync, params, gradients)
+	}
 	for epoch := range 10 {
 		for _, images := range sampler.Batches(epoch, batch) {
 			clear(gradient)
@@ -123,10 +128,14 @@ func train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Confi
 			if err := sync.ReduceAll(ctx, gradients); err != nil {
 				return result, err
 			}
-			if err := optimizer.Update(ctx, step, sync, params, gradients); err != nil {
+			if err := update(); err != nil {
 				return result, err
 			}
-			step++
+		}
+		if cfg.Uneven { // other ranks may have another batch
+			if err := sync.Join(ctx, gradients, update); err != nil {
+				return result, err
+			}
 		}
 		result.Curve = append(result.Curve, Point{
 			Step:      step,
@@ -135,12 +144,15 @@ func train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Confi
 			Accuracy:  100 * digits.Accuracy(weights, test),
 		})
 	}
-	h := fnv.New32a()
-	if err := binary.Write(h, binary.LittleEndian, weights); err != nil {
-		return result, err
-	}
 	result.Accuracy = digits.Accuracy(weights, test)
 	result.Sent = meter.Totals().SentBytes
-	result.Checksum = h.Sum32()
-	return result, nil
+	result.Checksum, err = checksum(weights)
+	return result, err
+}
+
+// checksum is of the bits, for comparing runs.
+func checksum(values []float32) (uint32, error) {
+	h := fnv.New32a()
+	err := binary.Write(h, binary.LittleEndian, values)
+	return h.Sum32(), err
 }
