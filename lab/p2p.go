@@ -56,7 +56,7 @@ the --out directory.`,
 	}
 	flags = console.NewMeasurement(cmd.Flags(), console.NewGPUWorld(), 256, 1<<30)
 	_ = cmd.Flags().MarkHidden("p2p")
-	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
+	console.DTypeFlag(cmd.Flags(), &cfg.DType, "dtype", "element type", dtype.All()...)
 	dir.Register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
@@ -353,7 +354,7 @@ func TestNumbers(t *testing.T) {
 
 func TestBuckets(t *testing.T) {
 	cfg := BucketsConfig{Backend: "local", Patterns: []string{sparse.Dense, sparse.Oktopk, sparse.Auto}, Density: 0.02,
-		Buckets: 3, Bytes: 40_000, Backward: time.Millisecond, Rounds: 2}
+		Buckets: 3, Bytes: 40_000, Wire: dtype.F32, Backward: time.Millisecond, Rounds: 2}
 	var results []BucketsResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunBuckets(ctx, r, cfg, func(b BucketsResult) { results = append(results, b) })
@@ -371,11 +372,38 @@ func TestBuckets(t *testing.T) {
 		"size": func(c *BucketsConfig) { c.Bytes = 3 }, "backward": func(c *BucketsConfig) { c.Backward = -1 },
 		"backward 2h": func(c *BucketsConfig) { c.Backward = 2 * time.Hour },
 		"rounds":      func(c *BucketsConfig) { c.Rounds = 0 },
+		"not i8":      func(c *BucketsConfig) { c.Wire = dtype.I8 },
+		"sent as f32": func(c *BucketsConfig) { c.Wire, c.Views = dtype.BF16, true },
 	} {
 		bad := cfg
 		change(&bad)
 		assert.ErrorContains(t, bad.Validate(), want)
 	}
+}
+
+// TestBucketsSent: dense gradients that travel as bf16 are half the bytes, sparse ones and views as many.
+func TestBucketsSent(t *testing.T) {
+	const ranks = 2
+	sent := func(pattern string, wire dtype.DType, views bool) (bytes int64) {
+		cfg := BucketsConfig{Backend: "local", Patterns: []string{pattern}, Density: 0.02, Buckets: 3, Bytes: 40_000, Wire: wire, Views: views, Rounds: 1}
+		require.NoError(t, cfg.Validate())
+		onRanks(t, ranks, nil, func(ctx context.Context, r backend.Rank) error {
+			meter := metered.New(r.Comm)
+			r.Comm = meter
+			return RunBuckets(ctx, r, cfg, func(b BucketsResult) {
+				assert.Equal(t, views, b.Views)
+				assert.Equal(t, map[bool]string{true: "bf16"}[pattern == sparse.Dense && wire == dtype.BF16], b.Wire)
+				bytes = meter.Totals().SentBytes
+			})
+		})
+		return bytes
+	}
+	dense := sent(sparse.Dense, dtype.F32, false)
+	whole := int64(3 * 40_000) // what a step's dense gradients have
+	assert.Zero(t, (dense-sent(sparse.Dense, dtype.BF16, false))%(whole/2))
+	assert.Less(t, sent(sparse.Dense, dtype.BF16, false), dense)
+	assert.Equal(t, dense, sent(sparse.Dense, dtype.F32, true))
+	assert.Equal(t, sent(sparse.TopkA, dtype.F32, false), sent(sparse.TopkA, dtype.BF16, false))
 }
 
 func TestABackwardPassEndsWithTheContext(t *testing.T) {

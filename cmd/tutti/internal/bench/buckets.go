@@ -28,6 +28,10 @@ type BucketsConfig struct {
 	Density float64
 	// Buckets is their number, and Bytes the size of each.
 	Buckets, Bytes int
+	// Wire is the type in which the dense pattern sends gradients, F32, F16 or BF16.
+	Wire dtype.DType
+	// Views has the backward pass write gradients into the buckets, so that nothing is copied. It excludes Wire.
+	Views bool
 	// Backward is what it takes to compute a bucket's gradients. That time is slept:
 	// the ranks of an emulated cluster share its processors.
 	Backward time.Duration
@@ -44,6 +48,10 @@ func (c BucketsConfig) Validate() error {
 		return fmt.Errorf("buckets %d is not in [1, %d]", c.Buckets, 1<<16)
 	case c.Bytes < dtype.F32.Size():
 		return fmt.Errorf("size %d is not %d bytes or more", c.Bytes, dtype.F32.Size())
+	case c.Wire != dtype.F32 && c.Wire != dtype.F16 && c.Wire != dtype.BF16:
+		return fmt.Errorf("gradients are sent as f32, f16 or bf16, not %v", c.Wire)
+	case c.Wire != dtype.F32 && c.Views:
+		return fmt.Errorf("gradients in the buckets are sent as f32, not %v", c.Wire)
 	case c.Backward < 0 || c.Backward > time.Hour:
 		return fmt.Errorf("backward %v is not in [0s, %v]", c.Backward, time.Hour)
 	}
@@ -60,6 +68,8 @@ type BucketsResult struct {
 	Density  float64  `json:"density"`          // of the pattern's selection
 	Buckets  int      `json:"buckets"`          // number of them
 	Bytes    int      `json:"bytes"`            // of a bucket
+	Wire     string   `json:"wire,omitempty"`   // the type that is sent, if it is another
+	Views    bool     `json:"views,omitempty"`  // gradients are in the buckets
 	Backward float64  `json:"backward_us"`      // of all buckets
 	// After has the buckets reduced when the backward pass is over, Overlapped while it
 	// goes on.
@@ -67,6 +77,14 @@ type BucketsResult struct {
 	Overlapped float64 `json:"overlapped_us"`
 	// Hidden is the part of the reduction's time that is not seen in Overlapped.
 	Hidden float64 `json:"hidden"`
+}
+
+// wire is the type that a pattern sends instead of the gradients' own, Invalid for none.
+func (c BucketsConfig) wire(pattern string) dtype.DType {
+	if pattern != sparse.Dense || c.Wire == dtype.F32 {
+		return dtype.Invalid
+	}
+	return c.Wire
 }
 
 // RunBuckets measures. It is collective: every rank calls it with the same valid
@@ -92,10 +110,11 @@ func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report f
 // bucketsRun is one rank's state while a pattern is measured.
 type bucketsRun struct {
 	backend.Rank
-	cfg       BucketsConfig     // the same for all patterns
-	random    []float32         // what gradients are filled with
-	gradients []*runtime.Tensor // one a bucket
-	sync      *ddp.Gradients    // of the pattern that is measured
+	cfg        BucketsConfig     // the same for all patterns
+	random     []float32         // what gradients are filled with
+	registered []*runtime.Tensor // one a bucket
+	gradients  []*runtime.Tensor // what the backward pass writes: the registered tensors, or the views
+	sync       *ddp.Gradients    // of the pattern that is measured
 }
 
 func measureBuckets(
@@ -119,19 +138,7 @@ func measureBuckets(
 	for i := range b.random {
 		b.random[i] = float32(rng.NormFloat64())
 	}
-	for range cfg.Buckets {
-		// Of two dimensions, as weights: vectors are reduced densely.
-		t, err := runtime.New(r.Runtime, dtype.F32, len(b.random), 1)
-		if err != nil {
-			return BucketsResult{}, err
-		}
-		b.gradients = append(b.gradients, t)
-	}
-	b.sync, err = ddp.New(ctx, r.Runtime, r.Comm, b.gradients, ddp.Config{
-		BucketBytes: 1, // so each gradient is a bucket
-		Config:      sparse.Config{Pattern: pattern, Density: cfg.Density},
-	})
-	if err != nil {
+	if err := b.prepare(ctx, pattern); err != nil {
 		return BucketsResult{}, err
 	}
 	seconds, err := measure.InTurns(2, cfg.Rounds, slowest(ctx, r),
@@ -148,9 +155,13 @@ func measureBuckets(
 		Density:    cfg.Density,
 		Buckets:    cfg.Buckets,
 		Bytes:      cfg.Bytes,
+		Views:      cfg.Views,
 		Backward:   significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
 		After:      significant(measure.Median(seconds[0]) * 1e6),
 		Overlapped: significant(measure.Median(seconds[1]) * 1e6),
+	}
+	if cfg.wire(pattern) != dtype.Invalid {
+		result.Wire = cfg.Wire.String()
 	}
 	result.Hidden = significant((result.After - result.Overlapped) / (result.After - result.Backward))
 	if pattern == sparse.Auto {
@@ -161,6 +172,33 @@ func measureBuckets(
 		result.Chosen = stats.Patterns
 	}
 	return result, nil
+}
+
+// prepare makes the gradients and what reduces them.
+func (b *bucketsRun) prepare(ctx context.Context, pattern string) error {
+	for range b.cfg.Buckets {
+		// Of two dimensions, as weights: vectors are reduced densely.
+		t, err := runtime.New(b.Runtime, dtype.F32, len(b.random), 1)
+		if err != nil {
+			return err
+		}
+		b.registered = append(b.registered, t)
+	}
+	var err error
+	b.sync, err = ddp.New(ctx, b.Runtime, b.Comm, b.registered, ddp.Config{
+		BucketBytes: 1, // so each gradient is a bucket
+		Config:      sparse.Config{Pattern: pattern, Density: b.cfg.Density},
+		Wire:        b.cfg.wire(pattern),
+		BucketViews: b.cfg.Views,
+	})
+	if err != nil {
+		return err
+	}
+	b.gradients = b.registered
+	if b.cfg.Views {
+		b.gradients = b.sync.Views()
+	}
+	return nil
 }
 
 // step makes a step and returns its time on this rank. overlapped: buckets are
@@ -205,7 +243,7 @@ func (b *bucketsRun) close() error {
 	if b.sync != nil {
 		errs = append(errs, b.sync.Close())
 	}
-	for _, g := range b.gradients {
+	for _, g := range b.registered {
 		errs = append(errs, g.Free())
 	}
 	return errors.Join(errs...)

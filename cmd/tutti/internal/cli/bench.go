@@ -136,7 +136,7 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
 // register adds the flags.
 func (b *collectiveBench) register(flags *pflag.FlagSet) {
 	b.flags = console.NewMeasurement(flags, console.NewWorld(), 8, 64<<20)
-	console.DTypeFlag(flags, &b.cfg.DType, dtype.All()...)
+	console.DTypeFlag(flags, &b.cfg.DType, "dtype", "element type", dtype.All()...)
 	if b.cfg.Collective.Reduces() {
 		op := console.Value[comm.ReduceOp]{
 			Target: &b.cfg.Op,

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
+	"github.com/tutti-go/tutti/dtype"
 )
 
 func newBenchBuckets() *cobra.Command {
@@ -19,6 +20,7 @@ func newBenchBuckets() *cobra.Command {
 		Buckets:  8,
 		Bytes:    4 << 20,
 		Backward: 10 * time.Millisecond,
+		Wire:     dtype.F32,
 		Rounds:   7,
 		Patterns: somePatterns(),
 	}
@@ -37,6 +39,7 @@ Times are medians of a step on the slowest rank. The backward pass is a pause,
 so that ranks that share processors, as on an emulated cluster, do not slow each
 other down. A real one on GPUs is in examples/overlap.`,
 		Example: `  tutti bench buckets --ranks 2
+  tutti bench buckets --ranks 2 --pattern dense --wire bf16
   tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,6 +69,8 @@ other down. A real one on GPUs is in examples/overlap.`,
 	flags.IntVar(&cfg.Buckets, "buckets", cfg.Buckets, "`number` of buckets")
 	flags.Var(console.SizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
 	flags.DurationVar(&cfg.Backward, "backward", cfg.Backward, "time of the backward pass for a bucket")
+	flags.BoolVar(&cfg.Views, "views", false, "compute gradients in the buckets, which are not copied")
+	console.DTypeFlag(flags, &cfg.Wire, "wire", "what the dense pattern sends", dtype.F32, dtype.F16, dtype.BF16)
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "steps of each kind, of which the median counts")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table")
 	return cmd

@@ -46,7 +46,7 @@ step. With --hosts, sent counts what goes between hosts.`,
 	flags = console.NewMeasurement(cmd.Flags(), console.NewWorld(), 64<<10, 16<<20)
 	patternsFlag(cmd.Flags(), &cfg.Patterns)
 	valuesFlag(cmd.Flags(), &cfg.Values)
-	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
+	console.DTypeFlag(cmd.Flags(), &cfg.DType, "dtype", "element type", dtype.F32, dtype.F16, dtype.BF16)
 	densities := console.Value[[]float64]{
 		Target: &cfg.Densities,
 		Parse:  parseList,

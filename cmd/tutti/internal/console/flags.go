@@ -122,8 +122,8 @@ func NameFlag(target *string, parse func(string) (string, error)) pflag.Value {
 	}
 }
 
-// DTypeFlag adds the flag that names an element type.
-func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, types ...dtype.DType) {
+// DTypeFlag adds a flag that names an element type.
+func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, name, usage string, types ...dtype.DType) {
 	flags.Var(
 		Value[dtype.DType]{
 			Target: target,
@@ -131,8 +131,8 @@ func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, types ...dtype.DType) 
 			Format: dtype.DType.String,
 			Kind:   "name",
 		},
-		"dtype",
-		"element type: "+JoinNames(types),
+		name,
+		usage+": "+JoinNames(types),
 	)
 }
 

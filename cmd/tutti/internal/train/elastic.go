@@ -160,17 +160,16 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	if err != nil {
 		return err
 	}
+	links := tcp.Config{TLS: conf.TLS, Silence: elastic.DefaultSilence}
+	if err := links.ReadEnv(os.Getenv, job.LocalRank); err != nil {
+		return err
+	}
+	conf.Silence = links.Silence // slow links make all times of a member longer
 	conf.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		c := tcp.Config{
-			Rank:      p.Rank,
-			WorldSize: p.Size,
-			World:     p.World,
-			TLS:       conf.TLS,
-			Silence:   elastic.DefaultSilence,
-		}
-		if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
-			return nil, err
-		}
+		c := links
+		c.Rank = p.Rank
+		c.WorldSize = p.Size
+		c.World = p.World
 		return tcp.New(ctx, kv, c)
 	}
 	t, err := newMember(ctx, rt, cfg, observer)
