@@ -44,10 +44,15 @@ func main() {
 	log.SetFlags(0)
 	list := flag.Bool("list", false, "print the places as well")
 	flag.Parse()
-	t := tree{files: token.NewFileSet(), uses: map[string]map[string]bool{}}
+	t := tree{files: token.NewFileSet(), parsed: map[string][]*ast.File{}}
 	if err := filepath.WalkDir(".", t.visit); err != nil {
 		log.Fatal(err)
 	}
+	unset, err := unset(t.files, t.parsed)
+	if err != nil {
+		log.Fatal(err)
+	}
+	t.unset = unset
 	exceeded := 0
 	for _, m := range t.measures() {
 		verdict := ""
@@ -78,13 +83,10 @@ type tree struct {
 	exported []string
 	long     []string // functions
 	wide     []string // lines
+	unset    []string // options
 
-	options []option
-	uses    map[string]map[string]bool // of names that code outside tests sets, the folders
+	parsed map[string][]*ast.File // by folder
 }
-
-// option is a field of a struct with settings.
-type option struct{ folder, owner, field string }
 
 func (t *tree) measures() []measure {
 	return []measure{
@@ -97,7 +99,7 @@ func (t *tree) measures() []measure {
 			places: t.words,
 		},
 		{name: "exported names", count: float64(len(t.exported)), bound: 380, goal: 380},
-		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 0, goal: 0, places: t.unset()},
+		{name: "options that nothing sets", count: float64(len(t.unset)), bound: 0, goal: 0, places: t.unset},
 		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 4, goal: 8, places: t.long},
 		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 0, goal: 0, places: t.wide},
 	}
@@ -126,6 +128,8 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 	if err != nil {
 		return err
 	}
+	folder := filepath.Dir(path)
+	t.parsed[folder] = append(t.parsed[folder], file)
 	if ast.IsGenerated(file) {
 		return nil
 	}
@@ -137,27 +141,11 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 		}
 	}
 	t.declarations(path, file)
-	folder := filepath.Dir(path)
 	ast.Inspect(file, func(n ast.Node) bool {
 		t.names(n)
-		t.settings(folder, n)
-		if f, ok := n.(*ast.FuncDecl); ok && f.Name.Name == readEnv {
-			t.variables(f)
-		}
 		return true
 	})
 	return nil
-}
-
-// readEnv is the name of methods that set options from environment variables.
-const readEnv = "ReadEnv"
-
-// variables notes what a function sets, as users do by means of variables.
-func (t *tree) variables(f *ast.FuncDecl) {
-	ast.Inspect(f, func(n ast.Node) bool {
-		t.settings("the environment", n)
-		return true
-	})
 }
 
 // countTokens counts the tokens of code, and the lines that have any.
@@ -206,9 +194,6 @@ func (t *tree) declarations(path string, file *ast.File) {
 				switch spec := spec.(type) {
 				case *ast.TypeSpec:
 					export(spec.Name)
-					if public {
-						t.fields(folder, spec)
-					}
 				case *ast.ValueSpec:
 					for _, name := range spec.Names {
 						export(name)
@@ -227,74 +212,17 @@ func isPublic(folder string) bool {
 			return false
 		}
 	}
-	for _, other := range []string{"cmd", "examples", "adapters", "lab", "delta"} {
+	return !below(folder, "cmd", "examples", "adapters", "lab", "delta")
+}
+
+// below reports whether a folder is one of others, or below it.
+func below(folder string, others ...string) bool {
+	for _, other := range others {
 		if folder == other || strings.HasPrefix(folder, other+string(filepath.Separator)) {
-			return false
+			return true
 		}
 	}
-	return true
-}
-
-// fields notes the options of a type.
-func (t *tree) fields(folder string, spec *ast.TypeSpec) {
-	s, ok := spec.Type.(*ast.StructType)
-	if !ok || !strings.HasSuffix(spec.Name.Name, "Config") && !strings.HasSuffix(spec.Name.Name, "Options") {
-		return
-	}
-	for _, f := range s.Fields.List {
-		for _, name := range f.Names {
-			if name.IsExported() {
-				t.options = append(t.options, option{folder, spec.Name.Name, name.Name})
-			}
-		}
-	}
-}
-
-// settings notes which names a node sets.
-func (t *tree) settings(folder string, n ast.Node) {
-	set := func(name string) {
-		if t.uses[name] == nil {
-			t.uses[name] = map[string]bool{}
-		}
-		t.uses[name][folder] = true
-	}
-	target := func(x ast.Expr) {
-		if s, ok := x.(*ast.SelectorExpr); ok {
-			set(s.Sel.Name)
-		}
-	}
-	switch n := n.(type) {
-	case *ast.KeyValueExpr:
-		if key, ok := n.Key.(*ast.Ident); ok {
-			set(key.Name)
-		}
-	case *ast.AssignStmt:
-		for _, x := range n.Lhs {
-			target(x)
-		}
-	case *ast.UnaryExpr: // its address, as for a flag
-		if n.Op == token.AND {
-			target(n.X)
-		}
-	}
-}
-
-// unset returns the options that no package but their own sets, and no variable: by their names, so that some are
-// missed.
-func (t *tree) unset() []string {
-	var all []string
-	for _, o := range t.options {
-		elsewhere := false
-		for folder := range t.uses[o.field] {
-			if folder != o.folder {
-				elsewhere = true
-			}
-		}
-		if !elsewhere {
-			all = append(all, fmt.Sprintf("%s.%s.%s", o.folder, o.owner, o.field))
-		}
-	}
-	return all
+	return false
 }
 
 // names counts those that a node declares.
