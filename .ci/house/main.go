@@ -85,6 +85,8 @@ type tree struct {
 	wide     []string // lines
 	unset    []string // options
 
+	silent []string // fields without a comment
+
 	parsed map[string][]*ast.File // by folder
 }
 
@@ -100,6 +102,7 @@ func (t *tree) measures() []measure {
 		},
 		{name: "exported names", count: float64(len(t.exported)), bound: 380, goal: 380},
 		{name: "options that nothing sets", count: float64(len(t.unset)), bound: 0, goal: 0, places: t.unset},
+		{name: "fields without a comment", count: float64(len(t.silent)), bound: 752, goal: 0, places: t.silent},
 		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 4, goal: 8, places: t.long},
 		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 0, goal: 0, places: t.wide},
 	}
@@ -141,6 +144,7 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 		}
 	}
 	t.declarations(path, file)
+	t.uncommented(path, file)
 	ast.Inspect(file, func(n ast.Node) bool {
 		t.names(n)
 		return true

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"path/filepath"
+)
+
+// uncommented notes the fields of a file's structs that nothing is said of: neither on their line, nor above them, nor
+// above consecutive fields among which they are. Rows of tables and of JSON have obvious shapes, and are left out:
+// structs without a name, and fields with a tag.
+func (t *tree) uncommented(path string, file *ast.File) {
+	if isKit(filepath.Dir(path)) || below(path, ".ci", filepath.Join("internal", "simd", "gen")) {
+		return
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		fields, ok := spec.Type.(*ast.StructType)
+		if !ok {
+			return true
+		}
+		t.structFields(spec.Name.Name, fields)
+		return true
+	})
+}
+
+// structFields notes those of a struct.
+func (t *tree) structFields(name string, s *ast.StructType) {
+	told := false // of the fields before, by a comment above them
+	previous := 0 // line on which they end
+	for _, field := range s.Fields.List {
+		position := t.files.Position(field.Pos())
+		switch {
+		case field.Doc != nil:
+			told = true
+		case previous+1 != position.Line:
+			told = false
+		}
+		previous = t.files.Position(field.End()).Line
+		if field.Comment != nil || field.Tag != nil || told || len(field.Names) == 0 {
+			continue
+		}
+		for _, id := range field.Names {
+			t.silent = append(t.silent, fmt.Sprintf("%s: %s.%s", position, name, id.Name))
+		}
+	}
+}
