@@ -34,6 +34,7 @@ package commtest
 import (
 	"context"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -75,9 +76,9 @@ type Backend struct {
 	// it does refuse them, before anything is sent.
 	Unsupported func(dt dtype.DType, op comm.ReduceOp) bool
 
-	// Calls is how many calls two cases make in a row on one communicator. 0 means some more than
-	// 65,536, the number at which counters of 16 bits wrap around, or a sixteenth of them with
-	// go test -short: a backend sets fewer only if a call takes so long that the suite would take minutes.
+	// Calls is how many calls two cases make in a row on one communicator. 0 means 4,160, or with [Extended] or
+	// TUTTI_EXTENDED set some more than 65,536, the number at which counters of 16 bits wrap around. A backend sets
+	// fewer only if a call takes so long that the suite would take minutes.
 	Calls int
 
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
@@ -108,6 +109,9 @@ type Backend struct {
 
 // Option changes how [Run] works.
 type Option func(*config)
+
+// thorough asks for whole series where a part of them is much the same.
+var thorough = os.Getenv("TUTTI_EXTENDED") != ""
 
 type config struct {
 	extended bool

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"testing"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -66,16 +65,15 @@ const (
 	manyCalls     = 1<<16 + 2*callsInFlight
 )
 
-// calls is how many a case makes. The race detector looks at kinds of accesses, not at their number, and with -short
-// the suite runs once more elsewhere or looks at something else: a number wraps around on any machine alike.
+// calls is how many a case makes. The race detector looks at kinds of accesses, not at their number.
 func (p *probe) calls() int {
 	switch {
 	case p.Calls > 0:
 		return p.Calls
-	case race.Enabled || testing.Short():
-		return manyCalls / 16
+	case (p.extended || thorough) && !race.Enabled:
+		return manyCalls
 	}
-	return manyCalls
+	return manyCalls / 16
 }
 
 // manyCollectives makes allgathers and allreduces of 8 bytes, in turn of as many as are in flight.

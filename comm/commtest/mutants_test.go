@@ -305,6 +305,9 @@ func (m *mutant) run(ctx context.Context, binary string, number int) (out string
 	}
 	cmd := exec.CommandContext(ctx, binary, "-test.run", pattern, "-test.timeout", "2m")
 	cmd.Env = append(os.Environ(), fmt.Sprint("TUTTI_WIRE_MUTANT=", number))
+	if number > 0 {
+		cmd.Env = append(cmd.Env, "TUTTI_EXTENDED=1") // some need whole series
+	}
 	if number > len(mutants)-len(endless) {
 		cmd.Env = append(cmd.Env, "TUTTI_WIRE_ENDLESS=1")
 	}

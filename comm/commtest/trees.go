@@ -2,7 +2,6 @@ package commtest
 
 import (
 	"cmp"
-	"testing"
 
 	"github.com/tutti-go/tutti/comm/internal/trees"
 )
@@ -18,7 +17,11 @@ const usualCommunicators = 240
 // closes them in any order. Where few may be open, a split takes long, and there are fewer of them. An error names the
 // seed.
 func randomTrees(p *probe) {
-	const workers, share, operations = 4, 8, 12
+	const workers, share = 4, 8
+	operations := 3 // for each communicator that may be open
+	if p.extended || thorough {
+		operations = 12
+	}
 	open := cmp.Or(p.Communicators, usualCommunicators)
 	c := trees.Config{
 		Workers:     max(1, min(workers, open/share)),
@@ -26,9 +29,6 @@ func randomTrees(p *probe) {
 		Operations:  open * operations,
 		Sum:         p.sumType(),
 		Synchronous: p.Synchronous,
-	}
-	if testing.Short() {
-		c.Operations /= 4
 	}
 	for round := range p.rounds(1) {
 		c.Seed = uint64(round + 1)

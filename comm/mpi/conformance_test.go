@@ -55,12 +55,9 @@ func TestRankConformance(t *testing.T) {
 func backend(world comm.Communicator, rt *cpu.Runtime) commtest.Backend {
 	// Where processes outnumber processors, a call waits for turns of the processor, some 400 µs: all
 	// calls of the suite would take half a minute.
-	calls := 6000
-	switch {
-	case extended:
+	calls := 1000
+	if extended {
 		calls = 0
-	case testing.Short():
-		calls = 1000
 	}
 	return commtest.Backend{
 		Calls: calls,

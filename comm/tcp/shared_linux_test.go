@@ -230,8 +230,10 @@ func TestRankOfKilledWhileSharing(t *testing.T) {
 		if err = errors.Join(c.AllReduce(p, p, n, dtype.I64, comm.Sum), c.Sync(ctx)); err != nil {
 			break
 		}
-		for j := range n {
-			require.Equal(t, 3*(i+int64(j))+3, values[j], "element %d of %d", j, n)
+		for j, got := range values[:n] {
+			if want := 3*(i+int64(j)) + 3; got != want { // half a million elements: no assertion for each
+				require.Equal(t, want, got, "element %d of %d", j, n)
+			}
 		}
 	}
 	require.ErrorIs(t, err, comm.ErrPeerFailed)

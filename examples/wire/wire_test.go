@@ -61,7 +61,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConformanceTCP(t *testing.T) {
-	conformance(t, loopback, decorated, 2000, 3) // the long run was over pipes
+	conformance(t, loopback, decorated, 1000, 3) // the long run was over pipes
 }
 
 // foreign is a communicator that does not embed comm.Methods: it has nothing but the methods of the contract.
