@@ -51,8 +51,8 @@ func TestExhausted(t *testing.T) {
 		if l.name != "mpich" {
 			t.Skip("its bound is too high to be reached")
 		}
-		if testing.Short() {
-			t.Skip("makes 2,048 communicators")
+		if !extended {
+			t.Skip("makes 2,048 communicators; set TUTTI_EXTENDED")
 		}
 		l.mustRun(t, job{ranks: 2, test: "TestRankExhausted", limit: 2 * time.Minute})
 	})
