@@ -97,15 +97,16 @@ func start(ctx context.Context, world tutti.Config, s settings) error {
 		return join(ctx, s)
 	}
 	return world.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
-		// GoMLX computes on the host here, so gradients pass through a GPU's memory.
-		if _, host := r.Runtime.(*cpu.Runtime); !host {
-			c, err := staged.New(r.Comm, cpu.New(), r.Runtime)
-			if err != nil {
-				return err
-			}
-			r.Comm = c
+		name := fmt.Sprint("world size ", r.Comm.WorldSize())
+		if _, host := r.Runtime.(*cpu.Runtime); host {
+			return report(ctx, r.Comm, name, s)
 		}
-		return report(ctx, r.Comm, fmt.Sprint("world size ", r.Comm.WorldSize()), s)
+		// GoMLX computes on the host here, so gradients pass through a GPU's memory.
+		c, err := staged.New(r.Comm, cpu.New(), r.Runtime)
+		if err != nil {
+			return err
+		}
+		return errors.Join(report(ctx, c, name, s), c.Close())
 	})
 }
 
