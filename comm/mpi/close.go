@@ -7,12 +7,14 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/internal/segment"
 )
 
 // Release implements [backend.Backend]. An endpoint that has aborted is not freed, as
 // operations stay in flight. Others are freed when all ranks have released theirs.
 func (e *endpoint) Release(ctx context.Context) error {
+	e.leakAlarm.Stop()
 	if !e.Leave(ctx) {
 		e.state.progress.remove(e)
 		return nil
@@ -20,6 +22,22 @@ func (e *endpoint) Release(ctx context.Context) error {
 	e.state.progress.releaseDeparted(ctx)
 	e.state.progress.notify() // for later goodbyes
 	return nil
+}
+
+// leaked runs when a communicator was garbage collected without Close. It stays open, as its last call may be waiting.
+func (e *endpoint) leaked(mark *leak.Mark) {
+	e.lost.Store(true)
+	mark.Report()
+}
+
+// forgotten returns how many sub-communicators nobody has closed, without those that were found to be garbage.
+func (s *state) forgotten() (open int) {
+	for _, e := range s.progress.all() {
+		if e != s.world.e && !e.Life.Closed() && !e.lost.Load() {
+			open++
+		}
+	}
+	return open
 }
 
 // release frees the memory and the MPI communicator of an endpoint that has departed. The

@@ -1,9 +1,13 @@
 package mpi
 
 import (
+	"fmt"
+	goruntime "runtime"
+
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -23,7 +27,16 @@ var (
 )
 
 func newCommunicator(e *endpoint) *communicator {
-	return &communicator{backend.New(&e.Check, &e.Life, e), e}
+	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
+	mark := leak.NewMark(name, fmt.Sprintf("rank %d of %d", e.rank, e.size))
+	e.leakAlarm = goruntime.AddCleanup(c, e.leaked, mark)
+	return c
+}
+
+// Close implements [comm.Communicator]. It may be the last to refer to c, whose operations take a while to end.
+func (c *communicator) Close() error {
+	defer goruntime.KeepAlive(c)
+	return c.Base.Close()
 }
 
 // FixedOrder implements [comm.FixedOrder]: the library adds in its own order.

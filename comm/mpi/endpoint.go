@@ -2,6 +2,8 @@ package mpi
 
 import (
 	"context"
+	goruntime "runtime"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
@@ -22,6 +24,9 @@ type endpoint struct {
 	size     int    // of the communicator, at least 1
 	shared   []byte // memory that the ranks share, nil if they do not
 	unshared error  // why
+
+	leakAlarm goruntime.Cleanup // says that nobody has called Close
+	lost      atomic.Bool       // it has said so
 
 	nativeStep schedule.Step // startNative
 }

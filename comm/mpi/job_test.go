@@ -45,6 +45,11 @@ func TestRunIsNamed(t *testing.T) {
 	})
 }
 
+// TestForgottenClose: a sub-communicator that is garbage without Close is logged, once.
+func TestForgottenClose(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankForgottenClose"}) })
+}
+
 func TestSteadyState(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
 }

@@ -532,7 +532,7 @@ func (s *state) failure() error {
 // closeAll closes all communicators, which abort when ctx ends, and returns why one of them
 // has aborted.
 func (s *state) closeAll(ctx context.Context) (broken error) {
-	if open := len(s.world.SubCommunicators()); open > 0 {
+	if open := s.forgotten(); open > 0 {
 		slog.Warn("communicators were never closed", "backend", name, "rank", s.world.e.rank, "communicators", open)
 	}
 	endpoints := append(slices.Clip(s.progress.all()), s.world.e)

@@ -67,6 +67,33 @@ func TestRankRunIsNamed(t *testing.T) {
 	require.NoError(t, os.WriteFile(nameOf(os.Getenv(childVariable), r.world.Rank()), []byte(name), 0o600))
 }
 
+// TestRankForgottenClose drops communicators, one of them closed, and waits for the line that Finalize does not repeat.
+func TestRankForgottenClose(t *testing.T) {
+	r := newRank(t)
+	logged := logtest.Capture(t)
+	lines := func() []string { return logged.Lines("communicators were never closed") }
+	create := func(closes bool) {
+		c, err := r.world.Split(r.ctx, 0, 0)
+		require.NoError(t, err)
+		require.NoError(t, c.Barrier(r.ctx))
+		if closes {
+			require.NoError(t, c.Close())
+		}
+	}
+	create(true)
+	for range 3 {
+		runtime.GC()
+		require.Empty(t, lines())
+	}
+	create(false)
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return len(lines()) > 0
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, mpi.Finalize(r.ctx))
+	require.Len(t, lines(), 1)
+}
+
 // floats allocates n float32 values that start as value(i).
 func (r rank) floats(n int, value func(i int) float32) (uintptr, []float32) {
 	r.t.Helper()
