@@ -517,17 +517,19 @@ func (r *Recorder) written(path string) bool {
 }
 
 // forget removes a sub-communicator from the dump. For the first communicator, it ends
-// the handling of signals.
+// the handling of signals, after a dump that is being written.
 func (r *Recorder) forget() {
 	f := r.flight
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if r.name == "0" {
-		for _, stop := range f.stops {
+		stops := f.stops
+		f.mu.Unlock()
+		for _, stop := range stops {
 			stop()
 		}
 		return // its calls stay in the dump of its sub-communicators
 	}
+	defer f.mu.Unlock()
 	if i := slices.Index(f.open, r); i >= 0 {
 		f.open = append(f.open[:i:i], f.open[i+1:]...)
 	}

@@ -34,11 +34,19 @@ func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
 	stop := make(chan struct{})
 	stopOnce := sync.OnceFunc(func() { close(stop) })
 	signal.Notify(got, signals...)
-	go saveOn(weak.Make(r), got, stop, handled)
+	ended := make(chan struct{})
+	recorder := weak.Make(r)
+	go func() {
+		defer close(ended)
+		saveOn(recorder, got, stop, handled)
+	}()
 	runtime.AddCleanup(r, func(stop func()) { stop() }, stopOnce)
 	r.flight.mu.Lock()
 	defer r.flight.mu.Unlock()
-	r.stops = append(r.stops, stopOnce)
+	r.stops = append(r.stops, func() {
+		stopOnce()
+		<-ended // a process that ends meanwhile would leave half a file
+	})
 }
 
 // saveOn is onSignal's goroutine. It does not keep a Recorder that the program has forgotten: the communicator below
