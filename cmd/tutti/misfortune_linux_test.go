@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +33,7 @@ up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
 sh -c "$up 192.168.1.5/24"
 there='nsenter --net=/mnt/net'
 $there sh -c "$up 192.168.1.6/24"
+strike() { : > struck; }
 work() { until test -s rank0 && test -s rank1 && test -s rank2 || ! kill -0 $first 2> /dev/null; do sleep 0.05; done; }
 serve() { "$@" > /dev/null 2>&1 & service=$!; until ss -Htln | grep -q .; do sleep 0.05; done; }
 # survivors are all processes but this one and what it looks with. It pipes to nothing, as shells of pipes are processes.
@@ -43,9 +46,11 @@ survivors() {
 	test -s left
 }
 eval "$BEFORE"
+test -z "$AMISS" || test -n "$SECOND" || strike
 sh -c "exec $FIRST" > first 2> first.err & first=$!
 if test -n "$SECOND"; then
 	until grep -q -- --join first.err || ! kill -0 $first 2> /dev/null; do sleep 0.05; done
+	test -z "$AMISS" || strike
 	$there sh -c "exec $SECOND" > second 2> second.err & second=$!
 fi
 eval "$ACTION"
@@ -60,19 +65,28 @@ find /dev/shm -mindepth 1 > shared
 
 // misfortune is something that goes wrong, and how the launchers end.
 type misfortune struct {
-	first  string // options of the first launcher, besides --machines 2 -n 2
-	second string // of the second one, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
-	rival  bool   // the second launcher is of another version
-	ranks  string // their command; "" works until a rank is lost
-	before string // commands before the launchers start
-	action string // commands when they have
-	killed bool   // a launcher is killed: its ranks end a moment after it, and not before
-	one    string // the last line of the first launcher, a regular expression, and its exit code
+	first  string        // options of the first launcher, besides --machines 2 -n 2
+	second string        // of the second one, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
+	rival  bool          // the second launcher is of another version
+	ranks  string        // their command; "" works until a rank is lost
+	before string        // commands before the launchers start
+	action string        // commands when they have
+	killed bool          // a launcher is killed: its ranks end a moment after it, and not before
+	amiss  bool          // something is wrong from the start of the second launcher, or of the first if it is alone
+	early  string        // the line that names the culprit, a regular expression, if another one comes last
+	within time.Duration // from what goes wrong to that line; 0 for 5 s, untimed if nothing has to be named by then
+	one    string        // the last line of the first launcher, a regular expression, and its exit code
 	code   int
 	two    string            // the same of the second one; "" is as the first
 	other  int               // its code, 0 as the first
 	said   map[string]string // by file, a regular expression that it matches
 }
+
+// untimed is for misfortunes of which nobody is told by then, and for what is none.
+const untimed = -1
+
+// promptly is what every misfortune is to be told within, unless the user has set a time that comes before.
+const promptly = 5 * time.Second
 
 // remote is the second machine's rank in last lines.
 const remote = `tutti: rank 2 on \S+ \(192\.168\.1\.6\): `
@@ -80,171 +94,196 @@ const remote = `tutti: rank 2 on \S+ \(192\.168\.1\.6\): `
 // happenings are the misfortunes by their names.
 var happenings = map[string]misfortune{
 	"a rank is killed": {
-		action: `work; kill -9 $(cat rank2)`,
+		action: `work; strike; kill -9 $(cat rank2)`,
 		one:    remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
 	},
 	"a rank of the first machine is killed": {
-		action: `work; kill -9 $(cat rank0)`,
+		action: `work; strike; kill -9 $(cat rank0)`,
 		one:    `tutti: rank 0 on \S+ \(192\.168\.1\.5\): signal: killed \(out of memory\? .*dmesg\)`, code: 137,
 	},
 	"a rank is killed behind a shell": {
-		ranks: `sh -c "$WORK; exit \$?"`, action: `work; kill -9 $(cat rank2)`,
+		ranks: `sh -c "$WORK; exit \$?"`, action: `work; strike; kill -9 $(cat rank2)`,
 		one: remote + `exit status 137 \(out of memory\? .*dmesg\)`, code: 137,
 	},
 	"a rank crashes": {
-		action: `work; kill -ABRT $(cat rank2)`, one: remote + `exit status 2`, code: 2,
+		action: `work; strike; kill -ABRT $(cat rank2)`, one: remote + `exit status 2`, code: 2,
 	},
 	"a rank is stopped": {
-		first: "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; kill -STOP $(cat rank2)`,
+		within: 2*time.Second + promptly, // --tcp-silence
+		first:  "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; strike; kill -STOP $(cat rank2)`,
 		one: remote + `process \d+ is stopped: nothing has come from it for \S+, says rank . on .*; --tcp-silence has others wait longer for it`, code: 1,
 	},
 	"a rank ends early": {
-		action: `work; touch leave.2`, one: `tutti: rank . on .*: exit status 1; rank 2 had ended with success before`, code: 1,
+		action: `work; strike; touch leave.2`, one: `tutti: rank . on .*: exit status 1; rank 2 had ended with success before`, code: 1,
 	},
 	"a rank fails": {
-		ranks: `sh -c "test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+		ranks: `sh -c "test \$TUTTI_RANK = 2 && touch struck && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
 	},
 	"a rank fails and others ignore the signal": {
-		first: "--grace 500ms", second: "--grace 500ms", ranks: `sh -c "trap '' TERM; test \$TUTTI_RANK = 2 && exit 7; while :; do sleep 0.1; done"`,
+		first: "--grace 500ms", second: "--grace 500ms", ranks: `sh -c "trap '' TERM; test \$TUTTI_RANK = 2 && touch struck && exit 7; while :; do sleep 0.1; done"`,
 		one: remote + `exit status 7`, code: 7,
 	},
 	"a rank leaves processes in the background": {
-		ranks: `sh -c "sleep 1000 & setsid sleep 1000 & test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+		ranks: `sh -c "sleep 1000 & setsid sleep 1000 & test \$TUTTI_RANK = 2 && touch struck && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
 	},
 	"a rank fails each time": {
-		first: "--restarts 1", ranks: `sh -c "sleep 1000 & test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+		first: "--restarts 1", ranks: `sh -c "sleep 1000 & test \$TUTTI_RANK = 2 && touch struck && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
 	},
 	"the cable is pulled": {
-		first: "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; ip link set eth0 down`,
+		within: 2*time.Second + promptly, // --tcp-silence
+		first:  "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; strike; ip link set eth0 down`,
 		one: remote + `nothing has come from it for \S+, says rank . on .*; its launcher does not answer: is the machine down, or the network to it cut\?`, code: 1,
 		two: `tutti: the launcher of the first machine does not answer at 192\.168\.1\.5:29400: is it down, or the network to it cut\? Here, rank 2 on .*`,
 	},
 	"the second launcher is killed": {
 		killed: true,
-		action: `work; kill -9 $(pgrep -f 'tutti launch --join')`,
+		action: `work; strike; kill -9 $(pgrep -f 'tutti launch --join')`,
 		one:    `(` + remote + `.*|tutti: )(its )?(the )?launcher.* has ended, or its machine cannot be reached`, code: 1, two: `.*`, other: 137,
 	},
 	"the first launcher is killed": {
 		killed: true,
-		action: `work; kill -9 $(pgrep -f 'tutti launch --machines')`, one: `.*`, code: 137,
+		action: `work; strike; kill -9 $(pgrep -f 'tutti launch --machines')`, one: `.*`, code: 137,
 		two: `tutti: launch: the launcher of the first machine: .*`, other: 1,
 	},
 	"the first launcher is terminated": {
-		action: `work; kill $(pgrep -f 'tutti launch --machines')`, one: `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
+		action: `work; strike; kill $(pgrep -f 'tutti launch --machines')`, one: `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
 	},
 	"the second launcher is interrupted": {
-		action: `work; kill -INT $(pgrep -f 'tutti launch --join')`, one: `tutti: interrupted on \S+`, code: 130, two: `tutti: interrupted`,
+		action: `work; strike; kill -INT $(pgrep -f 'tutti launch --join')`, one: `tutti: interrupted on \S+`, code: 130, two: `tutti: interrupted`,
 	},
 	"the second machine does not come": {
+		amiss: true, within: 3*time.Second + promptly, // --wait
 		first: "--wait 3s", second: "none", one: `.*1 of 2 machines came \(\S+\): timed out: .*`, code: 1,
 	},
 	"another secret": {
+		amiss: true, early: `it knows another secret`,
 		first: "--wait 15s", second: "--wait 8s --secret-file other", before: `(umask 077; head -c 24 /dev/urandom | base64 > other)`,
 		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: it knows another secret: .* not the same everywhere`, code: 1,
 		two: `.*what listens on 192\.168\.1\.5:29400 is not the store of this job: it knows another secret.*`,
 	},
 	"a secret of five letters": {
+		amiss:  true,
 		second: "none", before: `(umask 077; echo short > bad)`, first: "--secret-file bad",
 		one: `.*5 bytes; a secret has 16 to 4096: \(umask 077; head -c 24 /dev/urandom \| base64 > bad\) makes one`, code: 1,
 	},
 	"a secret that is a pipe": {
+		amiss:  true,
 		second: "none", before: `mkfifo -m 600 bad`, first: "--secret-file bad", one: `.*bad is no file, and so not one with a secret`, code: 1,
 	},
 	"a secret that others can read": {
+		amiss:  true,
 		second: "none", before: `head -c 24 /dev/urandom | base64 > bad; chmod 644 bad`, first: "--secret-file bad", one: `.*chmod 600 it`, code: 1,
 	},
 	"no secret": {
+		amiss: true, early: `copy the file from the first machine`,
 		first: "--wait 3s", second: "--secret-file none", one: `.*1 of 2 machines came .*`, code: 1, two: `.*copy the file from the first machine, and pass it with --secret-file`,
 	},
 	"the port is taken": {
+		amiss:  true,
 		second: "none", before: `serve python3 -m http.server 29400`,
 		one: `.*address already in use; --listen takes another address`, code: 1,
 	},
 	"no such program": {
+		amiss:  true,
 		second: "none", ranks: "./nowhere",
 		one: `Run 'tutti launch --help' for usage\.`, code: 2,
 	},
 	"a firewall drops what ranks send": {
-		first: "--tcp-silence 2s --tcp-listen :29500", second: "--tcp-silence 2s --tcp-listen :29500",
-		action: `work; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
+		within: 2*time.Second + promptly, // --tcp-silence
+		first:  "--tcp-silence 2s --tcp-listen :29500", second: "--tcp-silence 2s --tcp-listen :29500",
+		action: `work; strike; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
 			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'
 			nft 'add rule inet f i iifname eth0 tcp sport 29500-29599 drop'`,
 		one: `tutti: rank . on .*: nothing has come from it for .*; (its process is there: )?does a firewall let the machines reach each other\?`, code: 1,
 	},
 	"both launchers are killed": {
+		within: untimed,
 		killed: true,
 		action: `work; kill -9 $(pgrep -f 'tutti launch --')`, one: `.*`, code: 137, two: `.*`,
 	},
 	"a keeper is killed": {
-		action: `work; kill -9 $(ps -o ppid= -p $(cat rank2))`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+		action: `work; strike; kill -9 $(ps -o ppid= -p $(cat rank2))`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
 	},
 	"a rank is killed once": {
-		first: "--restarts 1", action: `work; p=$(cat rank2); rm rank?; kill -9 $p; work; touch end`,
+		first: "--restarts 1", action: `work; p=$(cat rank2); rm rank?; strike; kill -9 $p; work; touch end`,
 		one: remote + `signal: killed .*; restart 1 of 1.*`, code: 0, two: `tutti: .*`,
 	},
 	"a user signal": {
+		within: untimed,
 		before: "export TUTTI_RECORD=10",
 		action: `work; until test -s tutti-record-0.json -a -s tutti-record-1.json -a -s tutti-record-2.json; do kill -USR1 $first; sleep 0.1; done
 			touch end`, one: `\[.\] .*wrote the flight record.*`,
 	},
 	"the output is full": {
+		amiss:  true,
 		second: "none", first: "--machines 1", ranks: `sh -c "while :; do echo x; sleep 0.1; done" > /dev/full`,
 		one: `tutti: writing the output: .*no space left on device`, code: 1,
 	},
 	"another port": {
+		amiss: true, early: `192\.168\.1\.5:29401: .*connection refused`,
 		first: "--wait 4s", second: "--join 192.168.1.5:29401 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.5:29401: .*connection refused; does the first machine's launcher run.*`,
 	},
 	"the port of another service": {
+		amiss: true, early: `does not speak this protocol`,
 		before: "serve python3 -m http.server 8000",
 		first:  "--wait 4s", second: "--join 192.168.1.5:8000 --wait 3s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*does not speak this protocol.*`,
 	},
 	"an address that leads nowhere": {
+		amiss: true, early: `192\.168\.1\.77:29400: `,
 		first: "--wait 4s", second: "--join 192.168.1.77:29400 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.77:29400: .*`,
 	},
 	"no number of ranks": {
+		amiss:  true,
 		second: "none", first: "-n 0", one: `Run 'tutti launch --help' for usage\.`, code: 2,
 	},
 	"ranks of the first machine only fail": {
-		ranks: `sh -c "test \$TUTTI_LOCAL_RANK = 1 && exit 9; sleep 100"`, one: `tutti: rank 1 on \S+ \(192\.168\.1\.5\): exit status 9`, code: 9,
+		ranks: `sh -c "test \$TUTTI_LOCAL_RANK = 1 && touch struck && exit 9; sleep 100"`, one: `tutti: rank 1 on \S+ \(192\.168\.1\.5\): exit status 9`, code: 9,
 	},
 	"an elastic job's rank fails for good": {
-		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank [01] on \S+: exit status 5`, code: 5,
+		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & touch struck; exit 5"`, one: `tutti: rank [01] on \S+: exit status 5`, code: 5,
 	},
 	"another version of tutti": {
+		amiss: true, early: `does not take part: .*this is tutti 0\.1\.0`,
 		rival: true, first: "--wait 15s",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this is tutti 0\.1\.0, .* use one build of tutti .*`, code: 1,
 		two:  `.*this is tutti 0\.1\.0, and the first machine has tutti .*`,
 		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this is tutti 0\.1\.0`},
 	},
 	"another job": {
+		amiss: true, early: `a launcher of .* looks for the job`,
 		first: "--wait 15s --job one", second: "--job two",
 		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: a launcher of .* looks for the job "two", .* one "one": .*--job.*`, code: 1,
 		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one": .*--job.*`,
 		said: map[string]string{"first.err": `a launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
 	},
 	"another command": {
+		amiss: true, early: `does not take part: .*this launcher starts sh`,
 		first: "--wait 15s", second: "--no-prefix sh",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this launcher starts sh .*--job.*`, code: 1,
 		two:  `.*this launcher starts sh .*, and the job at 192\.168\.1\.5:29400 is \S+: .*--job.*`,
 		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this launcher starts sh`},
 	},
 	"a third machine": {
+		within: untimed,
 		action: `work; "$TUTTI" launch --join 192.168.1.5:29400 $WORK > third 2> third.err; touch end`,
 		one:    `.*`, code: 0, // a machine that takes its time has others say who is here
 		said: map[string]string{"third.err": `the job at 192\.168\.1\.5:29400 has its 2 machines already`},
 	},
 	"machines come in another order": {
-		first: "--machines 3", ranks: `sh -c "echo this is rank \$TUTTI_RANK"`,
+		within: untimed,
+		first:  "--machines 3", ranks: `sh -c "echo this is rank \$TUTTI_RANK"`,
 		action: `until grep -q joined second.err; do sleep 0.05; done
 			"$TUTTI" launch --join 192.168.1.5:29400 -n 1 sh -c 'echo this is rank $TUTTI_RANK' > third 2> third.err`,
 		one:  `.*`, // ranks follow the order of arrival, and not that of hosts or addresses
 		said: map[string]string{"first": `this is rank [01].*this is rank [01]`, "second": `this is rank 2`, "third": `this is rank 3`},
 	},
 	"a rank ends before the others have come": {
+		within: 3*time.Second + promptly, // TUTTI_CONNECT_TIMEOUT
 		before: `export TUTTI_CONNECT_TIMEOUT=3s; touch gone.2`,
 		one:    `tutti: rank . on \S+ \(192\.168\.1\.5\): exit status 1; rank 2 had ended with success before`, code: 1,
 	},
 	"a rank alone on its machine ends before the others have come": {
+		early:  `waiting for ranks that have not come.*rank 2 \(ended with success\)`,
 		before: `touch gone.2`,
 		action: `until grep -q 'tutti: rank 2 on .* has ended with success; ranks 0, 1 on .* still running' first.err &&
 				grep -q 'waiting for ranks that have not come.*rank 2 (ended with success)' first.err; do sleep 0.05; done
@@ -252,15 +291,18 @@ var happenings = map[string]misfortune{
 		one: `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
 	},
 	"rank 0 ends before the others have come": {
+		early:  `waiting for rank 0 \(ended with success\)`,
 		before: `touch gone.0`,
 		action: `until grep -q 'waiting for rank 0 (ended with success)' second.err; do sleep 0.05; done; kill $first`,
 		one:    `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
 	},
 	"a rank reduces another number of elements": {
-		action: `work; touch count.2`, one: `tutti: rank . on .*: exit status 1`, code: 1,
+		early:  `rank . called allreduce of . f32.*rank . called allreduce of . f32`,
+		action: `work; strike; touch count.2`, one: `tutti: rank . on .*: exit status 1`, code: 1,
 		said: map[string]string{"first.err": `rank . called allreduce of . f32.*rank . called allreduce of . f32`},
 	},
 	"a rank does not call": {
+		within: untimed, // no limit was set
 		before: "export TUTTI_RECORD=10",
 		action: `work; touch sleep.2
 			until grep -q 'rank 2 has not called allreduce .*work_test.go' diagnosis; do
@@ -269,6 +311,7 @@ var happenings = map[string]misfortune{
 		one: `\[.\] .*wrote the flight record.*`,
 	},
 	"a firewall was closed from the start": {
+		amiss: true, early: `waiting for other ranks.*192\.168\.1\.5:2950`,
 		first: "--tcp-listen :29500", second: "--tcp-listen :29500",
 		before: `export TUTTI_CONNECT_TIMEOUT=12s; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
 			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'`,
@@ -276,9 +319,10 @@ var happenings = map[string]misfortune{
 		said: map[string]string{"first.err": `rank 2: it reports that this rank cannot be reached at \[192\.168\.1\.5:2950.* i/o timeout`},
 	},
 	"a terminal is closed": {
-		action: `work; kill -HUP $(pgrep -f 'tutti launch --machines')`, one: `tutti: hung up`, code: 129, two: `tutti: hung up on \S+`,
+		action: `work; strike; kill -HUP $(pgrep -f 'tutti launch --machines')`, one: `tutti: hung up`, code: 129, two: `tutti: hung up on \S+`,
 	},
 	"the disk is full": {
+		amiss:  true,
 		second: "none",
 		before: `mkdir full; mount -t tmpfs -o size=4k tutti full; head -c 4096 /dev/zero > full/other; export HOME=$PWD/full`,
 		one:    `.*no space left on device.*`, code: 1,
@@ -286,7 +330,7 @@ var happenings = map[string]misfortune{
 	"nobody reads": {
 		first: "--machines 1 --grace 500ms", ranks: "yes > other", second: "none",
 		before: `mkfifo other; exec 3<>other`,
-		action: `until pgrep -x yes > /dev/null; do sleep 0.05; done; kill $first`, one: `tutti: terminated`, code: 143,
+		action: `until pgrep -x yes > /dev/null; do sleep 0.05; done; strike; kill $first`, one: `tutti: terminated`, code: 143,
 	},
 }
 
@@ -316,7 +360,7 @@ func TestNewcomersLaunched(t *testing.T) {
 }
 
 // scaffold are the files that a misfortune needs itself: all others have been left by launchers and ranks.
-var scaffold = regexp.MustCompile(`^((first|second|third)(\.err|\.rc)?|rank\d|\w+\.\d|end|now|left|ports|shared|bad|other|secret|diagnosis|tutti-record-\d\.json|` +
+var scaffold = regexp.MustCompile(`^((first|second|third)(\.err|\.rc)?|rank\d|\w+\.\d|end|now|left|ports|shared|struck|bad|other|secret|diagnosis|tutti-record-\d\.json|` +
 	`\.config/tutti/secret)$`)
 
 // TestMisfortunes: whatever goes wrong, the last line names the culprit, and nothing is left of the job.
@@ -337,9 +381,13 @@ func TestMisfortunes(t *testing.T) {
 	// They wait most of the time, so that more of them run at once than parallel tests on few processors would.
 	slots := make(chan struct{}, 8)
 	type outcome struct {
-		dir string
-		err error
+		dir  string        // in which it has happened
+		told time.Duration // from what has gone wrong to the line that names it
+		err  error         // of the script
 	}
+	clockwork, stop := context.WithCancel(t.Context())
+	defer stop()
+	go runClock(clockwork)
 	outcomes := map[string]chan outcome{}
 	for name, m := range happenings {
 		done := make(chan outcome, 1)
@@ -348,7 +396,8 @@ func TestMisfortunes(t *testing.T) {
 		go func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			done <- outcome{dir, m.run(t.Context(), dir, tutti, unshare)}
+			told, err := m.run(t.Context(), dir, tutti, unshare)
+			done <- outcome{dir, told, err}
 		}()
 	}
 	for name, m := range happenings {
@@ -356,6 +405,10 @@ func TestMisfortunes(t *testing.T) {
 			o := <-outcomes[name]
 			require.NoError(t, o.err)
 			m.judge(t, o.dir)
+			t.Logf("told within %v", o.told)
+			if m.within != untimed {
+				assert.LessOrEqual(t, o.told, cmp.Or(m.within, promptly), "from what goes wrong to the line that names it")
+			}
 		})
 	}
 }
@@ -364,7 +417,7 @@ func TestMisfortunes(t *testing.T) {
 func (m misfortune) alone() bool { return m.second == "none" }
 
 // run has it happen in a directory.
-func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string) error {
+func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string) (told time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // ends what hangs
 	defer cancel()
 	ranks := cmp.Or(m.ranks, "$WORK")
@@ -376,21 +429,76 @@ func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string
 	case m.rival:
 		second = fmt.Sprintf("env %s=rival %s 192.168.1.5:29400", roleVariable, os.Args[0])
 	}
+	amiss := ""
+	if m.amiss {
+		amiss = "yes"
+	}
 	patience := "0"
 	if m.killed {
 		patience = "600"
 	}
 	cmd := exec.CommandContext(ctx, unshare[0], append(unshare[1:len(unshare):len(unshare)], "sh", "-c", misfortunes)...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "FIRST="+first, "SECOND="+second, "ACTION="+m.action, "BEFORE="+m.before, "PATIENCE="+patience,
+	cmd.Env = append(os.Environ(), "FIRST="+first, "SECOND="+second, "AMISS="+amiss, "ACTION="+m.action, "BEFORE="+m.before, "PATIENCE="+patience,
 		"HOME="+dir, "TMPDIR="+filepath.Join(dir, "tmp"), "TUTTI="+tutti, "WORK="+os.Args[0], roleVariable+"=works",
 		"XDG_CONFIG_HOME=", "TUTTI_MPI_LIB=/nowhere", "TUTTI_SECRET=", "TUTTI_SECRET_FILE=")
 	cmd.WaitDelay = 5 * time.Second
+	times := make(chan time.Duration, 1)
+	over, end := context.WithCancel(ctx)
+	go func() { times <- m.time(over, dir) }()
 	out, err := cmd.CombinedOutput()
+	end()
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+		return 0, fmt.Errorf("%w: %s", err, out)
 	}
-	return nil
+	return <-times, nil
+}
+
+// never is the time of what was not told, or has not gone wrong.
+const never = time.Hour
+
+// time returns how long it takes from what goes wrong until a line names the culprit, by the clock.
+func (m misfortune) time(over context.Context, dir string) time.Duration {
+	line := cmp.Or(m.early, strings.TrimPrefix(m.one, ".*"), m.two)
+	culprit := regexp.MustCompile(line)
+	struck := time.Duration(-1)
+	for {
+		now := clock.Load()
+		ended := over.Err() != nil
+		if _, err := os.Stat(filepath.Join(dir, "struck")); err == nil && struck < 0 {
+			struck = time.Duration(now)
+		}
+		for _, name := range []string{"first.err", "second.err"} {
+			text, _ := os.ReadFile(filepath.Join(dir, name)) // which may be there later
+			if struck >= 0 && culprit.MatchString(strings.ReplaceAll(string(text), "\n", " ")) {
+				return time.Duration(now) - struck
+			}
+		}
+		if ended {
+			return never
+		}
+		select {
+		case <-over.Done():
+		case <-time.After(tickTime / 2):
+		}
+	}
+}
+
+// tickTime is how long a tick of the clock takes on a machine that is idle.
+const tickTime = 250 * time.Millisecond
+
+// clock is the time that has passed, in ticks: a pause, with a process and some work in each. On a machine that is
+// crowded it goes as slowly as what it measures, so that it measures what launchers wait, and not what others do.
+var clock atomic.Int64
+
+// runClock has the clock go until ctx ends.
+func runClock(ctx context.Context) {
+	work := make([]byte, 16<<20)
+	for ctx.Err() == nil {
+		_ = exec.CommandContext(ctx, "sleep", fmt.Sprint(tickTime.Seconds())).Run()
+		sha256.Sum256(work)
+		clock.Add(int64(tickTime))
+	}
 }
 
 // judge looks at what the launchers have said, and at what is left of them.

@@ -184,6 +184,26 @@ func TestAKilledLauncherLeavesNothing(t *testing.T) {
 	}
 }
 
+// A rank's command dies also when its launcher and its keeper are killed at one instant. What the command has started
+// does not: nobody is left who knows it.
+func TestAKilledLauncherAndKeeper(t *testing.T) {
+	left := mark(t)
+	launcher := exec.Command(os.Args[0])
+	launcher.Env = append(os.Environ(), launcherVariable+"=echo $PPID; exec sleep 1000", env.Secret+"=")
+	stdout, err := launcher.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, launcher.Start())
+	var keeper int
+	_, err = fmt.Fscanf(stdout, "[0] %d\n", &keeper)
+	require.NoError(t, err)
+	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} { // neither acts between the two ends
+		require.NoError(t, syscall.Kill(launcher.Process.Pid, s))
+		require.NoError(t, syscall.Kill(keeper, s))
+	}
+	require.Error(t, launcher.Wait())
+	require.Eventually(t, func() bool { return len(left()) == 0 }, time.Minute, time.Millisecond)
+}
+
 // A keeper that is killed takes its rank with it, which has failed, behind any wrapper.
 func TestAKilledKeeper(t *testing.T) {
 	for name, wrapper := range wrappers {
