@@ -33,9 +33,9 @@ const (
 
 // opInfo is what the package knows of an operation.
 type opInfo struct {
-	name             string
-	reduces, hasRoot bool
-	lists            bool // lengths are in the lists
+	name             string // as String has it
+	reduces, hasRoot bool   // it has a ReduceOp; it has a root
+	lists            bool   // lengths are in the lists
 }
 
 var ops = [numOps]opInfo{
@@ -83,12 +83,12 @@ func (o Op) HasRoot() bool { return o < numOps && ops[o].hasRoot }
 //
 // A field that the operation does not have is zero.
 type Call struct {
-	Op     Op
-	DType  dtype.DType
-	Reduce ReduceOp
-	Tag    uint32 // of a message
-	Peer   int    // the root; the rank that a message goes to or comes from
-	Count  int    // elements, of all operations but V-collectives
+	Op     Op          // the operation
+	DType  dtype.DType // type of the elements
+	Reduce ReduceOp    // operation of a reduction
+	Tag    uint32      // of a message
+	Peer   int         // the root; the rank that a message goes to or comes from
+	Count  int         // elements, of all operations but V-collectives
 	// Send is the address that is read, and Recv the one that is written. They are the same for Broadcast.
 	Send, Recv uintptr
 	// The lengths and displacements of a V-collective, in elements, by rank. AllGatherV uses the Recv lists. A call

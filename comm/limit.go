@@ -10,8 +10,8 @@ type limited struct {
 	Methods
 	Waits
 	Wrapped
-	limit time.Duration
-	cause error
+	limit time.Duration // of a wait; more than 0
+	cause error         // wrapped by the error of a wait that reaches it; nil for context.DeadlineExceeded
 }
 
 // Limit returns a communicator around c whose waits (Sync, Barrier, Split) end after

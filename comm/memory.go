@@ -36,8 +36,8 @@ type SymmetricAllocator interface {
 
 // Buffer is memory for communication; see [Allocate].
 type Buffer struct {
-	Ptr       uintptr // 0 for no bytes, and when it was freed
-	rt        runtime.Runtime
+	Ptr       uintptr            // 0 for no bytes, and when it was freed
+	rt        runtime.Runtime    // where it was allocated
 	symmetric SymmetricAllocator // nil: it is rt's
 }
 

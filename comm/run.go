@@ -15,7 +15,7 @@ import (
 
 // PanicError is the error of a rank whose body panicked; see [Run].
 type PanicError struct {
-	Rank  int
+	Rank  int    // whose body panicked
 	Value any    // what it panicked with; nil if it called runtime.Goexit
 	Stack []byte // where; not in the errors of the other ranks
 }
@@ -104,7 +104,7 @@ func echo(err error) int {
 // rankError is what the body of a rank or its Close returned. A Run within another one's
 // body names the rank once, if it has the same number there.
 type rankError struct {
-	rank int
+	rank int // whose body failed
 	error
 }
 

@@ -8,7 +8,7 @@ import (
 // Wait is an operation that waits, as a value: Sync, Barrier or Split, with its
 // arguments.
 type Wait struct {
-	Op         Op
+	Op         Op  // OpSync, OpBarrier or OpSplit
 	Color, Key int // of a Split
 }
 
@@ -27,7 +27,7 @@ func (w Wait) Make(ctx context.Context, on Communicator) (Communicator, error) {
 
 // Waits implements the methods of a [Communicator] that wait by one function. A decorator embeds it beside [Methods].
 type Waits struct {
-	Wait func(ctx context.Context, w Wait) (Communicator, error)
+	Wait func(ctx context.Context, w Wait) (Communicator, error) // does each of them; never nil
 }
 
 // Sync implements [Communicator].

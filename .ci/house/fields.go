@@ -29,14 +29,14 @@ func (t *tree) uncommented(path string, file *ast.File) {
 
 // structFields notes those of a struct.
 func (t *tree) structFields(name string, s *ast.StructType) {
-	told := false // of the fields before, by a comment above them
-	previous := 0 // line on which they end
+	previous := t.files.Position(s.Pos()).Line - 1 // on which a field before ends
+	told := true                                   // by a comment above it; of a struct on one line, by the type's
 	for _, field := range s.Fields.List {
 		position := t.files.Position(field.Pos())
 		switch {
 		case field.Doc != nil:
 			told = true
-		case previous+1 != position.Line:
+		case previous+1 != position.Line && previous != position.Line:
 			told = false
 		}
 		previous = t.files.Position(field.End()).Line
@@ -44,6 +44,9 @@ func (t *tree) structFields(name string, s *ast.StructType) {
 			continue
 		}
 		for _, id := range field.Names {
+			if id.Name == "_" {
+				continue // padding
+			}
 			t.silent = append(t.silent, fmt.Sprintf("%s: %s.%s", position, name, id.Name))
 		}
 	}

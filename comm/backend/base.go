@@ -41,8 +41,8 @@ type Backend interface {
 type Base struct {
 	comm.Methods
 	comm.Waits
-	check *Check
-	life  *Life
+	check *Check // of arguments, before each call
+	life  *Life  // of the communicator; refuses calls when it has ended
 }
 
 // New returns a communicator that passes the calls that check accepts to b, and whose life is l. Nothing may fail the

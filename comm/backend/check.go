@@ -18,9 +18,9 @@ import (
 // The zero value of Supports accepts everything that [reductions.Op.Defined]
 // does.
 type Check struct {
-	Backend   string
-	Rank      int
-	WorldSize int
+	Backend   string // its name, with which errors begin
+	Rank      int    // in the communicator
+	WorldSize int    // number of ranks
 	// Supports, if set, returns an error wrapping [comm.ErrUnsupported] for a
 	// reduction that this backend cannot do. It is asked after the checks that
 	// are the same everywhere.

@@ -14,13 +14,13 @@ import (
 //
 //	allreduce of 1024 f32, sum (collective #7), nothing from rank 2; 3 operations behind that
 type InFlight struct {
-	Collective comm.Call // the oldest collective in flight
-	Number     uint64    // its number, from 1; 0 if none is in flight, or it has none
-	Missing    []int     // ranks from which it lacks something
-	Unreceived []int     // other ranks that have not received all that was sent to them
-	Reports    []string  // what is known about these ranks
-	Messages   []comm.Call
-	Behind     int // other operations in flight
+	Collective comm.Call   // the oldest collective in flight
+	Number     uint64      // its number, from 1; 0 if none is in flight, or it has none
+	Missing    []int       // ranks from which it lacks something
+	Unreceived []int       // other ranks that have not received all that was sent to them
+	Reports    []string    // what is known about these ranks
+	Messages   []comm.Call // in flight; nil for none
+	Behind     int         // other operations in flight
 }
 
 // maxNamed is how many messages the text of an InFlight names.
@@ -79,10 +79,10 @@ func (e Extent) calls() uint64 {
 // keeps no list of what is in flight. The zero value is ready; any goroutine
 // may use it. It allocates nothing.
 type Ledger struct {
-	mu     sync.Mutex
-	begun  Extent
-	done   Extent
-	recent [remembered]entry
+	mu     sync.Mutex        // guards the fields below
+	begun  Extent            // calls that were submitted; guarded by mu
+	done   Extent            // the first of them that are known to be done; guarded by mu
+	recent [remembered]entry // call n is in recent[n % remembered]; guarded by mu
 }
 
 // remembered is how many calls a Ledger can name.
@@ -90,8 +90,8 @@ const remembered = 64
 
 // entry is a call without addresses and lists, and its number among its kind.
 type entry struct {
-	call   comm.Call
-	number uint64
+	call   comm.Call // without addresses and lists
+	number uint64    // among collectives or messages, from 1
 }
 
 // Begin records a call that is submitted. For a Barrier or Split it uses the Op only.

@@ -51,19 +51,19 @@ type Life struct {
 	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause; to nil if Release came before one
 	known  atomic.Bool           // the user has been told the cause
 
-	base    *Base // without the handle around it, which the garbage collector may take
-	backend Backend
+	base    *Base   // without the handle around it, which the garbage collector may take
+	backend Backend // whose Abort and Release are called; nil before New
 
-	mu       sync.Mutex
-	context  context.Context // ends with the first of Fail and Close; see Until
-	end      context.CancelCauseFunc
-	aborting chan struct{}       // closed by Fail; see Aborting
-	children []comm.Communicator // sub-communicators that may be open
+	mu       sync.Mutex              // guards context, end, aborting and children
+	context  context.Context         // ends with the first of Fail and Close; see Until
+	end      context.CancelCauseFunc // ends context; nil before the first Until; guarded by mu
+	aborting chan struct{}           // closed by Fail; see Aborting
+	children []comm.Communicator     // sub-communicators that may be open
 
-	closing atomic.Bool
-	closes  sync.Once
-	ending  sync.Mutex // held during Backend.Abort and Backend.Release
-	aborted bool       // Abort was called, or must not be any more
+	closing atomic.Bool // Close or Forget was called
+	closes  sync.Once   // has Close do its work once
+	ending  sync.Mutex  // held during Backend.Abort and Backend.Release
+	aborted bool        // Abort was called, or must not be any more
 }
 
 // brokenError is an [comm.ErrBroken] with its cause.

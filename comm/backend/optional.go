@@ -27,7 +27,7 @@ type MemoryChecker interface {
 // Progress is how far the operations of one rank have come.
 type Progress struct {
 	Collectives Count // those that move data, and Barrier and Split
-	Messages    Count
+	Messages    Count // sends and receives
 }
 
 // Count is the number of operations that a rank has submitted, and how many of them, the first ones, are done.

@@ -32,12 +32,12 @@ type Worker interface {
 
 // serial is the [Backend] of a [Worker].
 type serial struct {
-	life   Life
-	ledger Ledger
-	worker Worker
-	leave  sync.Once
+	life   Life      // sound, aborted or closed
+	ledger Ledger    // numbers the calls
+	worker Worker    // does the calls
+	leave  sync.Once // has the worker leave once
 
-	mu   sync.Mutex
+	mu   sync.Mutex    // guards last, and keeps submissions in order
 	last chan struct{} // closed when what was submitted last is done
 }
 

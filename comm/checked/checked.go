@@ -39,9 +39,9 @@ type Communicator struct {
 	side    comm.Communicator // over which encoded calls are exchanged
 	rt      runtime.Runtime   // of sub-communicators
 	device  runtime.Runtime   // where encoded calls lie: rt, or a fork of it
-	check   backend.Check
-	life    backend.Life
-	timeout time.Duration
+	check   backend.Check     // of arguments
+	life    backend.Life      // sound, aborted or closed
+	timeout time.Duration     // for the other ranks' calls
 
 	// mu keeps the comparison and the call it is about together.
 	mu          sync.Mutex

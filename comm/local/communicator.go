@@ -18,7 +18,7 @@ import (
 // so that it is garbage collected, and noticed, when the rank forgets it.
 type communicator struct {
 	*backend.Base
-	e *endpoint
+	e *endpoint // the backend, which does not refer to it
 }
 
 var (

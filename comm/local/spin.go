@@ -75,7 +75,7 @@ func (h *habit) learn(s *spell) {
 
 // spell is a wait, until it ends or there is something to do.
 type spell struct {
-	spinning bool
+	spinning bool          // not yet for total
 	looked   bool          // in vain, once at least
 	yielded  bool          // others have run on the processor since the last look
 	left     int           // looks before the next pause, or the next look at the clock

@@ -18,8 +18,8 @@ import (
 
 // Traffic is what one rank has sent, as a [Communicator] counts it.
 type Traffic struct {
-	SentElements int64
-	SentBytes    int64
+	SentElements int64 // by the counts of Communicator
+	SentBytes    int64 // those elements, in bytes
 	// Calls that were accepted. Sync, Barrier and Split are calls too.
 	Calls int64
 	// Time spent inside the calls, waiting included.
@@ -53,8 +53,8 @@ type Communicator struct {
 	comm.Methods
 	comm.Waits
 	comm.Wrapped
-	parent   *Communicator
-	counters [comm.OpSplit + 1]counter
+	parent   *Communicator             // that it was split from; nil for the topmost one
+	counters [comm.OpSplit + 1]counter // by operation
 }
 
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
@@ -174,7 +174,7 @@ func (m *Communicator) ShareLists(ctx context.Context, n int) (backend.SharedLis
 
 type meteredLists struct {
 	backend.SharedLists
-	m *Communicator
+	m *Communicator // counts them
 }
 
 func (l *meteredLists) Gather(list kernel.Entries) error {

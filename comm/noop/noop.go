@@ -26,18 +26,18 @@ const name = "noop"
 // communicator is the handle of a world of one.
 type communicator struct {
 	*backend.Base
-	r *rank
+	r *rank // the backend, which does not refer to it
 }
 
 // rank is its only rank.
 type rank struct {
-	rt    runtime.Runtime
-	check backend.Check
-	life  backend.Life
+	rt    runtime.Runtime // whose memory calls are for
+	check backend.Check   // of arguments
+	life  backend.Life    // sound, aborted or closed
 
-	leakAlarm goruntime.Cleanup
+	leakAlarm goruntime.Cleanup // reports a communicator that was lost without Close, which stops it
 
-	mu       sync.Mutex
+	mu       sync.Mutex             // guards the fields below
 	waiting  waiting                // messages without a partner, and what comes after them; guarded by mu
 	messages queue.Keyed[*deferred] // of those that wait, by tag: sends or receives, never both of one; guarded by mu
 	calls    backend.Progress       // Done is up to when nothing was waiting; guarded by mu

@@ -12,7 +12,7 @@ type waiting struct {
 // deferred is a call that waits.
 type deferred struct {
 	comm.Call
-	previous, next *deferred
+	previous, next *deferred // neighbours in the list; nil at its ends
 }
 
 // first returns the oldest call, nil if there is none.

@@ -49,10 +49,10 @@ type Recorder struct {
 	*flight
 	name string // of the group, the same on all its ranks
 
-	mu    sync.Mutex
-	ring  []record
-	calls uint64 // recorded so far; call i is in ring[i % len(ring)]
-	done  uint64 // the calls before this one have been seen by a wait
+	mu    sync.Mutex // guards the fields below
+	ring  []record   // the last calls
+	calls uint64     // recorded so far; call i is in ring[i % len(ring)]
+	done  uint64     // the calls before this one have been seen by a wait
 	// progress is what the communicator says of the calls in the ring.
 	progress progress
 	number   numbers
@@ -68,15 +68,15 @@ type Recorder struct {
 type flight struct {
 	caller.Origin // of calls that a worker makes
 
-	dir    string // of the dump, "" for none
-	member string // name of an elastic member, "" for another rank
-	alone  bool   // see Member
-	path   string // of the dump, "" for none
-	run    string // name of the communicator's world; "" for that of the process
-	begun  time.Time
-	spans  *spans
+	dir    string    // of the dump, "" for none
+	member string    // name of an elastic member, "" for another rank
+	alone  bool      // see Member
+	path   string    // of the dump, "" for none
+	run    string    // name of the communicator's world; "" for that of the process
+	begun  time.Time // when the recording began
+	spans  *spans    // of all communicators
 
-	mu    sync.Mutex
+	mu    sync.Mutex  // guards open and stops
 	open  []*Recorder // guarded by mu
 	stops []func()    // of NotifyOn and SaveBefore; guarded by mu
 
@@ -88,21 +88,21 @@ type numbers struct{ collective, message uint64 }
 
 // record is one call.
 type record struct {
-	op        comm.Op
-	dt        dtype.DType
-	reduce    comm.ReduceOp
-	left      bool // the call failed before the rank took part in it
-	shared    bool // a call of another goroutine may have been submitted before it, or after it
-	tag       uint32
-	peer      int
-	count     int // elements; of a V-collective those that it sends
-	received  int // elements that a V-collective receives
-	number    numbers
-	submitted time.Time
-	done      time.Time // zero if it is not known
-	err       error
+	op        comm.Op             // the operation
+	dt        dtype.DType         // type of its elements
+	reduce    comm.ReduceOp       // operation of a reduction
+	left      bool                // the call failed before the rank took part in it
+	shared    bool                // a call of another goroutine may have been submitted before it, or after it
+	tag       uint32              // of a message
+	peer      int                 // root, destination or source
+	count     int                 // elements; of a V-collective those that it sends
+	received  int                 // elements that a V-collective receives
+	number    numbers             // among collectives or messages
+	submitted time.Time           // when the call was made
+	done      time.Time           // zero if it is not known
+	err       error               // what the call returned; nil for success
 	from      [stackDepth]uintptr // return addresses, innermost first; the first depth are set
-	depth     int
+	depth     int                 // how many return addresses from has
 }
 
 // call is the call without addresses and lists.
@@ -121,15 +121,15 @@ func (e *record) call() comm.Call {
 type wait struct {
 	record
 	number  uint64 // of this one
-	pending bool
+	pending bool   // it has not returned
 }
 
 // waits are the Syncs in flight, one for each goroutine, and the one that a dump shows of
 // those that have ended.
 type waits struct {
-	begun uint64
+	begun uint64  // so many have begun
 	all   []*wait // used again and again
-	ended *wait
+	ended *wait   // the one that a dump shows; nil before the first
 }
 
 // begin adds a wait. The caller holds the Recorder's lock, here and below.

@@ -10,17 +10,17 @@ import (
 
 // spans are the last spans of a flight, of all its communicators.
 type spans struct {
-	mu    sync.Mutex
-	ring  []span // guarded by mu
-	count uint64 // recorded so far; span i is in ring[i % len(ring)]; guarded by mu
+	mu    sync.Mutex // guards ring and count
+	ring  []span     // guarded by mu
+	count uint64     // recorded so far; span i is in ring[i % len(ring)]; guarded by mu
 }
 
 // span is a Span before it is dumped.
 type span struct {
-	name    string
-	wait    bool
-	started time.Time
-	ended   time.Time
+	name    string    // as the program has called it
+	wait    bool      // the rank waited in it
+	started time.Time // when it began
+	ended   time.Time // when it was over
 }
 
 func newSpans(n int) *spans {

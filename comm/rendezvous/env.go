@@ -64,18 +64,18 @@ const (
 
 // launcher has the variables of a family of launchers, "" for one that it does not set.
 type launcher struct {
-	name         string
-	rank         string
-	size         string
-	localRank    string
-	localSize    string
+	name         string   // of the launcher, as logs have it
+	rank         string   // in the job
+	size         string   // processes of the job
+	localRank    string   // number of the process on its host
+	localSize    string   // processes on this host
 	key          string   // random, and known to the processes of the job alone
 	job          []string // together a name of the job, unless the first is missing
 	descriptor   string   // the number of a socket that all processes of this host inherit
 	hosts        string   // of the job, in the order of the ranks
-	hostCount    string
-	launcherPort string // if "True", the launcher listens on the port itself
-	hosted       bool   // the launcher keeps the store; no variable
+	hostCount    string   // hosts of the job
+	launcherPort string   // if "True", the launcher listens on the port itself
+	hosted       bool     // the launcher keeps the store; no variable
 }
 
 // launchers are in the order of preference. Another launcher may have started torchrun; the

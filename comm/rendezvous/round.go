@@ -69,9 +69,9 @@ func arrival(purpose, number string, rank int) string {
 // round is a call of [Job.Round].
 type round struct {
 	Job
-	kv      *store.Client
-	purpose string
-	attempt func(ctx context.Context, number string) error
+	kv      *store.Client                                  // session with the job's store
+	purpose string                                         // what the ranks meet for
+	attempt func(ctx context.Context, number string) error // an attempt under a number; the same on all ranks
 }
 
 // lead is the side of rank 0.

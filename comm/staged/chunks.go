@@ -70,7 +70,7 @@ func (s *stage) agree(call *comm.Call) error {
 
 // pipeline is a call that is done in chunks.
 type pipeline struct {
-	stage   *stage
+	stage   *stage        // whose memory it uses
 	call    *comm.Call    // of the device's memory
 	staged  *comm.Call    // of the host's
 	arrived chan struct{} // of each chunk, once it is on the host; closed behind the last one, or a failure

@@ -42,8 +42,8 @@ func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, 
 // staged says which memory a stage is for.
 type staged struct {
 	comm.Wrapped
-	check  *backend.Check
-	device runtime.Device
+	check  *backend.Check // of arguments
+	device runtime.Device // whose memory it is for
 }
 
 // CheckDevice implements [backend.MemoryChecker].
@@ -63,11 +63,11 @@ type pinner interface {
 
 // stage is the [backend.Worker] of a staged communicator.
 type stage struct {
-	base   comm.Communicator
-	device runtime.Runtime // whose memory calls are for
-	host   runtime.Runtime // whose memory base reaches
+	base   comm.Communicator // does the calls, in the host's memory
+	device runtime.Runtime   // whose memory calls are for
+	host   runtime.Runtime   // whose memory base reaches
 
-	working sync.Mutex
+	working sync.Mutex  // held while calls are done
 	left    bool        // guarded by working
 	memory  uintptr     // of host, or pinned, for the calls of a group; 0 for none; guarded by working
 	pinned  []byte      // memory if the device has pinned it; guarded by working

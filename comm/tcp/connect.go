@@ -82,10 +82,10 @@ type connector struct {
 	*node
 	config  Config      // with its defaults
 	kv      store.Store // of the job
-	tls     *tls.Config
-	gate    gate.Gate
-	record  record
-	version uint64 // of the record in the store
+	tls     *tls.Config // for both sides of a connection
+	gate    gate.Gate   // admits connections
+	record  record      // what this rank publishes
+	version uint64      // of the record in the store
 
 	mu      sync.Mutex    // guards the lanes of all pairs, and what pairs have of the connector
 	done    bool          // all lanes are there, or this rank has failed; guarded by mu
@@ -270,8 +270,8 @@ func (h heardError) Error() string { return "it reports that this rank " + strin
 
 // triedError is the error of an attempt to connect to another rank at each of its addresses.
 type triedError struct {
-	addresses []string
-	cause     error
+	addresses []string // that were tried
+	cause     error    // of the last failure
 }
 
 // Error implements error.

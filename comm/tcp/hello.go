@@ -33,9 +33,9 @@ const (
 
 // record is what a rank publishes in the store.
 type record struct {
-	Protocol  string // in all versions
-	Nonce     uint64 // of this attempt
-	Addresses []string
+	Protocol  string   // in all versions
+	Nonce     uint64   // of this attempt
+	Addresses []string // to connect to
 }
 
 // readRecord returns what a rank has published, if that is a record.

@@ -35,9 +35,9 @@ type link struct {
 
 	framing atomic.Bool // what TLS writes is of frames, and no answer
 
-	mu        sync.Mutex
-	answers   int     // bytes of collected that answer the peer; guarded by mu
-	collected *buffer // what TLS has written since the last flush, nil for nothing; guarded by mu
+	mu        sync.Mutex // guards answers and collected
+	answers   int        // bytes of collected that answer the peer; guarded by mu
+	collected *buffer    // what TLS has written since the last flush, nil for nothing; guarded by mu
 
 	// Of flush, guarded by the lane's writing.
 	socket  syscall.RawConn       // nil of a connection that is none of the system's

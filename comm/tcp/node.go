@@ -28,7 +28,7 @@ type node struct {
 	takeBack  func(come []int)             // takes back that ranks were late; nil where there is none
 	isolated  bool                         // it shares no memory with ranks of its machine
 
-	mu    sync.RWMutex
+	mu    sync.RWMutex     // guards wires and gone
 	wires map[uint64]*wire // open communicators, by ID; guarded by mu
 	gone  bool             // this rank has left; guarded by mu
 }

@@ -49,15 +49,15 @@ var machine = func(int) int64 {
 // neighborhood is what the ranks of one machine share, beside the slots of their communicators: a bell for each, and
 // two rings for each pair.
 type neighborhood struct {
-	node   *node
+	node   *node          // this rank
 	ranks  []int          // of the world, in order
 	bells  []segment.Bell // by rank of the world; those of ranks elsewhere are none
 	polled atomic.Bool    // a wait has looked by itself since listen has asked
 	kick   chan struct{}  // gets a value when a wait begins to sleep
 	ended  chan struct{}  // closed when listen has returned
 
-	mu      sync.Mutex
-	watched []*wire // communicators that may wait for a round in their slots; guarded by mu
+	mu      sync.Mutex // guards watched
+	watched []*wire    // communicators that may wait for a round in their slots; guarded by mu
 }
 
 // neighborly reports whether there are ranks of the world that may share memory. All ranks agree on that.

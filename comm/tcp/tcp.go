@@ -77,8 +77,8 @@ const name = "tcp"
 
 // Config is a rank's place in a world, and how it connects.
 type Config struct {
-	Rank      int
-	WorldSize int
+	Rank      int // of this process, from 0
+	WorldSize int // number of ranks, at least 1
 	// TLS is the configuration of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp"). A world of
 	// several ranks needs it.
 	TLS *tls.Config
@@ -243,10 +243,10 @@ type launcher interface {
 
 // reporter tells the launcher of other ranks.
 type reporter struct {
-	kv     launcher
+	kv     launcher    // the launcher's store
 	silent atomic.Bool // the launcher has not answered once
 
-	mu   sync.Mutex
+	mu   sync.Mutex           // guards told
 	told map[int]fault.Report // what the launcher has been told, by rank that it is about; guarded by mu
 }
 
@@ -408,7 +408,7 @@ func (c *Config) fail(err error) error {
 // communicator is a rank's handle.
 type communicator struct {
 	*backend.Base
-	e *endpoint
+	e *endpoint // the backend, which does not refer to it
 }
 
 // CheckDevice implements [backend.MemoryChecker].
@@ -432,9 +432,9 @@ func (c *communicator) Close() error {
 // endpoint is the [backend.Backend].
 type endpoint struct {
 	*schedule.Engine
-	wire      *wire
-	slots     []byte // memory of short collectives; nil if the ranks share none
-	leakAlarm goruntime.Cleanup
+	wire      *wire             // its part of the connections
+	slots     []byte            // memory of short collectives; nil if the ranks share none
+	leakAlarm goruntime.Cleanup // reports a communicator that was lost without Close, which stops it
 }
 
 // communicator makes a communicator of ranks of the world. From then on messages may come.

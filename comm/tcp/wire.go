@@ -29,13 +29,13 @@ type wire struct {
 	moved          atomic.Bool  // a track has moved a part of a message since the last call of Moved
 	collects       atomic.Bool  // Poll moves tracks, and takes what is done next
 	unsentControls atomic.Int32 // control messages that no lane has sealed
-	timers         sync.Pool
+	timers         sync.Pool    // of *time.Timer, for waits
 
 	// Of the holder of the engine's lock.
 	unflushed      []*pair // for which something was posted that nobody has begun to send
 	unflushedBytes int
 
-	mu        sync.Mutex
+	mu        sync.Mutex      // guards done and mailboxes
 	done      []schedule.Done // since the last Poll; guarded by mu
 	mailboxes []mailbox       // by rank; guarded by mu
 }

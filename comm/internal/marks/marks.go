@@ -14,11 +14,11 @@ import (
 // Marks are how far a stream says that it has come. As soon as somebody has asked, it
 // writes behind every eighth call or so how many there were into memory of the host.
 type Marks struct {
-	asked   atomic.Bool
+	asked   atomic.Bool               // somebody wants marks; never false again
 	pending atomic.Int64              // calls since the last mark
 	word    atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
 
-	mu   sync.Mutex
+	mu   sync.Mutex     // guards done
 	done backend.Extent // as far as is known
 }
 

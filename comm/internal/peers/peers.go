@@ -63,18 +63,18 @@ const (
 
 // Group is one rank's side of a communicator, which has the same name on all its ranks.
 type Group struct {
-	client  *store.Client
-	name    string
-	rank    int
-	size    int
-	status  func() string
+	client  *store.Client // session with the job's store
+	name    string        // of the communicator, the same on all ranks
+	rank    int           // in the group
+	size    int           // ranks of the group
+	status  func() string // tells what this rank waits for
 	stop    func()        // ends the watch for notices; nil if the rank is no member
 	left    chan struct{} // closed by Leave
-	leave   sync.Once
-	aborted atomic.Bool // Abort was called
-	failed  atomic.Bool // another rank has aborted
+	leave   sync.Once     // has Leave do its work once
+	aborted atomic.Bool   // Abort was called
+	failed  atomic.Bool   // another rank has aborted
 
-	mu      sync.Mutex
+	mu      sync.Mutex     // guards notices and known
 	notices map[int]notice // of other ranks; guarded by mu
 	known   answer         // the rank's answer, zero while it knows of no abort; guarded by mu
 }

@@ -25,7 +25,7 @@ const remembered = 256
 // users.
 type loggedCall struct {
 	entry
-	fingerprint, sequence uint64
+	fingerprint, sequence uint64 // of all calls up to this one; sequence: its number for users
 }
 
 // add appends a call. The lengths of an AllGatherV are the same on all ranks.

@@ -16,9 +16,9 @@ import (
 
 // controlMessage is one of them.
 type controlMessage struct {
-	kind   controlKind
-	calls  uint64 // collectives that the sender has called
-	passed uint64 // and those up to the last barrier or Split that it has left
+	kind   controlKind // what it tells
+	calls  uint64      // collectives that the sender has called
+	passed uint64      // and those up to the last barrier or Split that it has left
 	// Messages of users that the sender has sent to the receiver, and those that it expects
 	// or has received from it.
 	sent, received uint64
@@ -26,7 +26,7 @@ type controlMessage struct {
 	number uint64                  // of a status report: the collective that waits
 	recent [reportCalls]loggedCall // and the calls up to that, oldest first
 	length uint64                  // of a failure: the length of its text
-	text   [controlTextLength]byte
+	text   [controlTextLength]byte // of a failure; length bytes of it are set
 }
 
 // readControl returns a control message as another rank has sent it, if it is one that ranks send.
@@ -140,9 +140,9 @@ func (m *controlMessage) say(text string) {
 
 // peerFailure is an error that another rank has sent to an engine.
 type peerFailure struct {
-	on       *Engine
-	text     string
-	sentinel error
+	on       *Engine // the engine that got it
+	text     string  // of the error of the other rank
+	sentinel error   // that it wraps
 }
 
 func (f *peerFailure) Error() string { return f.text }

@@ -24,48 +24,48 @@ import (
 // Fields below mu belong to the holder of mu. Unexported methods say if they expect the
 // caller to hold it.
 type Engine struct {
-	Check backend.Check
-	Life  backend.Life
+	Check backend.Check // of arguments
+	Life  backend.Life  // of the communicator
 	// Links are those between the ranks. It is set before the first call, on all ranks alike.
 	Links Links
 
-	wire     Wire
-	waiter   Waiter // the wire, if it is one
-	looker   Looker // likewise
-	offload  Offload
-	notify   func()
-	late     func(ranks []int)
-	pieces   bool
-	rank     int
-	size     int
-	tagShift int           // how far a fingerprint is shifted to fit into a tag
-	inFlight atomic.Int32  // operations
-	ended    atomic.Uint64 // collectives completed, without a gap
-	waiters  atomic.Int32  // goroutines inside Wait
-	missed   atomic.Bool   // Drive has left what came to a wait
-	leaving  atomic.Bool   // has sent its goodbyes, and waits for those of the others
+	wire     Wire              // carries messages
+	waiter   Waiter            // the wire, if it is one
+	looker   Looker            // likewise
+	offload  Offload           // does calls instead of the schedules; nil for none
+	notify   func()            // called at each submission; nil for nobody
+	late     func(ranks []int) // told of the ranks that a wait lacked at its deadline; nil for nobody
+	pieces   bool              // see Config
+	rank     int               // in the communicator
+	size     int               // number of ranks
+	tagShift int               // how far a fingerprint is shifted to fit into a tag
+	inFlight atomic.Int32      // operations
+	ended    atomic.Uint64     // collectives completed, without a gap
+	waiters  atomic.Int32      // goroutines inside Wait
+	missed   atomic.Bool       // Drive has left what came to a wait
+	leaving  atomic.Bool       // has sent its goodbyes, and waits for those of the others
 
-	mu        sync.Mutex
-	notified  bool      // this rank has sent its last control message
-	table     []Message // by id
-	vacant    []int     // ids that no message in flight has
-	done      []Done    // of the last Poll
-	idle      []*Op     // whose last message the last Poll found done
-	queued    operations
-	running   []*Op // collectives that have started, in order
-	transfers []*Op // messages of users that have started, in no order
-	memory    usage // of both
-	free      []*Op
+	mu        sync.Mutex  // guards the fields below
+	notified  bool        // this rank has sent its last control message
+	table     []Message   // by id
+	vacant    []int       // ids that no message in flight has
+	done      []Done      // of the last Poll
+	idle      []*Op       // whose last message the last Poll found done
+	queued    operations  // submitted and not started
+	running   []*Op       // collectives that have started, in order
+	transfers []*Op       // messages of users that have started, in no order
+	memory    usage       // of both
+	free      []*Op       // operations for reuse
 	seq       uint64      // operations of collectives submitted so far
 	messages  tally.Tally // of users
-	groups    uint64
-	segment   segment
+	groups    uint64      // number of the last group; 0 before the first
+	segment   segment     // memory that the ranks share; zero if they share none
 
-	log      callLog
-	passed   uint64 // calls up to the last barrier or Split that is done
-	peers    []peer
-	reported uint64 // number of the last collective that was reported, plus one
-	departed int    // ranks whose last message has come
+	log      callLog // the collectives that were called
+	passed   uint64  // calls up to the last barrier or Split that is done
+	peers    []peer  // what is known of other ranks, by rank
+	reported uint64  // number of the last collective that was reported, plus one
+	departed int     // ranks whose last message has come
 }
 
 // Links says what lies between the ranks of a communicator.
@@ -79,8 +79,8 @@ const (
 
 // Config is what an Engine is made of.
 type Config struct {
-	Check backend.Check
-	Wire  Wire
+	Check backend.Check // of arguments
+	Wire  Wire          // carries messages between the ranks
 	// MaxTag is the highest tag of messages that are not a user's, at least 1<<14 - 1.
 	// The higher it is, the sooner ranks notice that they disagree.
 	MaxTag uint64

@@ -7,7 +7,7 @@ import (
 
 // operations are those that were submitted and have not started, in order.
 type operations struct {
-	all         queue.Of[*Op]
+	all         queue.Of[*Op] // collectives and messages
 	collectives queue.Of[*Op] // of them
 }
 
@@ -28,7 +28,7 @@ func (q *operations) pop() *Op {
 
 // usage is the memory of operations that have started.
 type usage struct {
-	reads, writes spans.Set[*Op]
+	reads, writes spans.Set[*Op] // ranges that are read, and those that are written
 }
 
 // add adds the memory of an operation that starts.

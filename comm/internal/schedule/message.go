@@ -25,8 +25,8 @@ func (p planner) message(o *Op) {
 
 // head describes a message, and travels before its data.
 type head struct {
-	count uint64
-	dt    uint64
+	count uint64 // elements of the message
+	dt    uint64 // their type
 }
 
 // headBytes is the size of a head, and shortBytes the most data that travels with it.

@@ -8,12 +8,12 @@ import (
 
 // entry is what errors say about a call.
 type entry struct {
-	count  int
-	peer   int32
-	tag    uint32
-	op     comm.Op
-	dt     dtype.DType
-	reduce comm.ReduceOp
+	count  int           // elements
+	peer   int32         // root, destination or source
+	tag    uint32        // of a message
+	op     comm.Op       // the operation
+	dt     dtype.DType   // type of the elements
+	reduce comm.ReduceOp // operation of a reduction
 }
 
 func newEntry(c *comm.Call) entry {
@@ -51,15 +51,15 @@ type Op struct {
 // plan is the part of an Op that changes with each use.
 type plan struct {
 	entry
-	Step     Step
+	Step     Step    // posts the messages of the next phase
 	External bool    // a collective that the transport does: whom it waits for is not known
 	send     uintptr // the buffers of the call, from where this operation begins
-	recv     uintptr
-	reads    span // what the operation reads and writes, for the order between operations
-	writes   span
+	recv     uintptr // where its result goes
+	reads    span    // what the operation reads and writes, for the order between operations
+	writes   span    // what it writes
 
-	reduction reduction
-	round     sharedRound
+	reduction reduction   // of a reduction by messages
+	round     sharedRound // of a collective over the segment; zero of others
 
 	// Where it is in the order of operations.
 	number   uint64 // of the message, or of the collective that it is part of

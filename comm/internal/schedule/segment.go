@@ -17,9 +17,9 @@ import (
 // before any more.
 type segment struct {
 	memory   []byte // nil if ranks share none
-	rank     int
-	size     int
-	capacity int // bytes of data in a slot
+	rank     int    // of this process
+	size     int    // number of ranks
+	capacity int    // bytes of data in a slot
 
 	slots [2][]slot // for even and odd rounds, by rank
 
@@ -33,8 +33,8 @@ type segment struct {
 
 // slot is where a rank writes its part of a round.
 type slot struct {
-	flag    *atomic.Uint64
-	address uintptr
+	flag    *atomic.Uint64 // the round that its rank has begun, and its state
+	address uintptr        // of the slot's memory
 }
 
 // A slot begins with the flag. Short data shares its cache line, so that one line travels

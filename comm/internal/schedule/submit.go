@@ -122,8 +122,8 @@ func (e *Engine) launch() error {
 // planner makes the operations of one call.
 type planner struct {
 	*Engine
-	c     *comm.Call
-	entry entry
+	c     *comm.Call // the call that is planned
+	entry entry      // what errors say of it
 }
 
 // op returns an operation to fill in and add.

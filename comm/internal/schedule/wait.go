@@ -10,8 +10,8 @@ import (
 
 // watch is what a wait knows of itself. The zero watch is the beginning of a wait.
 type watch struct {
-	pace  poll.Pace
-	moves int // times that something moved since the wait has attended
+	pace  poll.Pace // of looking: spins, then sleeps
+	moves int       // times that something moved since the wait has attended
 }
 
 // attendMoves is after how many moves a wait attends that is not stalled, some milliseconds.

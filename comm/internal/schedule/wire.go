@@ -91,10 +91,10 @@ type Looker interface {
 
 // Message is a message as the wire sees it.
 type Message struct {
-	Peer    int    // the rank that it goes to or comes from
-	Tag     uint64 // of users any of 32 bits, of the engine at most MaxTag of the Config
-	User    bool   // tags of users and of the engine never match
-	Receive bool
+	Peer    int     // the rank that it goes to or comes from
+	Tag     uint64  // of users any of 32 bits, of the engine at most MaxTag of the Config
+	User    bool    // tags of users and of the engine never match
+	Receive bool    // into Address; false: a send from there
 	Address uintptr // on the host, never in memory that the garbage collector moves
 	Bytes   int     // the length, at most 1 GiB; of a receive the room, as the message may be shorter
 
@@ -104,7 +104,7 @@ type Message struct {
 
 // Done is a message that has completed.
 type Done struct {
-	ID    int
+	ID    int   // of the message, its place in the engine's table
 	Bytes int   // received: more than the room if the message was longer, whose end is lost
 	Err   error // why the message failed, which aborts the communicator
 }

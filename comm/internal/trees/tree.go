@@ -21,12 +21,12 @@ type node struct {
 // tree chooses what one worker does. Every rank has the same tree for a worker, so that all of them
 // choose the same.
 type tree struct {
-	random *rand.Rand
-	root   *node
-	open   []*node // without the root
-	limit  int     // of open
-	shrink bool    // more are closed than made, until half of limit is left
-	steps  int     // so far
+	random *rand.Rand // the same on all ranks
+	root   *node      // the world
+	open   []*node    // without the root
+	limit  int        // of open
+	shrink bool       // more are closed than made, until half of limit is left
+	steps  int        // so far
 }
 
 // action is what the ranks of a communicator do in a step.
@@ -40,7 +40,7 @@ const (
 
 // step is what a worker does next, on all ranks of the nodes.
 type step struct {
-	action   action
+	action   action  // what is done
 	number   int     // of the tree's steps
 	nodes    []*node // one, unless they are used
 	colors   []int   // of a split, by rank

@@ -22,7 +22,7 @@ import (
 
 // Config is the same on all ranks.
 type Config struct {
-	Seed       uint64
+	Seed       uint64      // of all choices
 	Workers    int         // goroutines of a rank, each with its own trees; at least 1
 	Open       int         // sub-communicators that are open at a time, at most; at least 2 for each worker
 	Operations int         // collectives and messages of all communicators together, at least
@@ -35,10 +35,10 @@ type Config struct {
 // worker is a goroutine of a rank.
 type worker struct {
 	Config
-	number int
-	rank   int // of the world
-	rt     runtime.Runtime
-	tree   *tree
+	number int                         // among the workers of a rank
+	rank   int                         // of the world
+	rt     runtime.Runtime             // of the memory
+	tree   *tree                       // the same on all ranks
 	order  *rand.Rand                  // chooses what differs between ranks
 	comms  map[*node]comm.Communicator // of this rank that are open
 	done   int                         // operations of all ranks' communicators
@@ -233,15 +233,15 @@ func (w *worker) use(ctx context.Context, s step) error {
 
 // image is memory before and after operations.
 type image struct {
-	before, after []byte
-	parts         []part
+	before, after []byte // memory before the operations, and after them
+	parts         []part // what operations use of it
 }
 
 // part is what an operation reads or writes.
 type part struct {
-	usage    *usage
-	call     string
-	from, to int
+	usage    *usage // of the communicator
+	call     string // what errors call it
+	from, to int    // first byte, and the one behind the last
 }
 
 // guard is how many bytes lie between two parts that nobody writes.

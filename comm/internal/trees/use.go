@@ -16,9 +16,9 @@ const operations = 3
 
 // usage is what a rank does with one communicator in a step.
 type usage struct {
-	node  *node
-	comm  comm.Communicator
-	calls []func(base uintptr) error
+	node  *node                      // of the communicator
+	comm  comm.Communicator          // of this rank
+	calls []func(base uintptr) error // to be made, with the address of the memory
 }
 
 // submit starts the operations in memory from base on.
@@ -44,9 +44,9 @@ func (u *usage) add(call func(base uintptr) error) {
 type planner struct {
 	*worker
 	*usage
-	image  *image
-	random *rand.Rand
-	keys   []int // tell this use from all others
+	image  *image     // memory that is planned
+	random *rand.Rand // the same on all ranks
+	keys   []int      // tell this use from all others
 }
 
 // plan plans operations of a communicator, in their own order.
