@@ -16,7 +16,7 @@ import (
 
 // cause is what an error of etcd's means to its user.
 type cause struct {
-	sentinel error
+	sentinel error  // what errors.Is finds
 	remedy   string // follows etcd's words; PREFIX stands for Config.Prefix; "" where these say enough
 }
 

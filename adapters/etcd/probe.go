@@ -27,8 +27,8 @@ const http2Begin = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x0
 
 // finding is what an endpoint is that the client could not use.
 type finding struct {
-	sentinel error
-	text     string
+	sentinel error  // what errors.Is finds
+	text     string // what was found, and what to do
 }
 
 // unreachable reports whether an error of the client's may be that of a connection rather than etcd's.
