@@ -72,7 +72,7 @@ type flight struct {
 	member string    // name of an elastic member, "" for another rank
 	alone  bool      // see Member
 	path   string    // of the dump, "" for none
-	run    string    // name of the communicator's world; "" for that of the process
+	run    string    // name of the communicator's world; "" for the name of the process
 	begun  time.Time // when the recording began
 	spans  *spans    // of all communicators
 
