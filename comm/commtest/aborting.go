@@ -9,7 +9,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
@@ -125,11 +124,7 @@ func abortWhileCallsEnd(p *probe) {
 	recv := p.alloc(make([]byte, n*p.size))
 	mark := reference.Tile(poisonBlock, 0, n*p.size)
 	p.settle()
-	rounds := 20
-	if race.Enabled || thorough {
-		rounds = 60
-	}
-	for round := range p.rounds(rounds) {
+	for round := range p.rounds(60) {
 		culprit := p.size - 1 - round%p.size
 		before := 1 + round/p.size%3
 		c := p.split(0, p.rank)
