@@ -102,7 +102,7 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	go func() {
 		select {
 		case <-s.lease.Done():
-			s.fail(fmt.Errorf("etcd: %w: the session's lease has ended; %s", comm.ErrPeerFailed, silentTooLong))
+			s.loseLease()
 		case <-s.done:
 		}
 	}()
@@ -230,8 +230,16 @@ func (s *session) join(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
+// loseLease ends a session whose lease has ended.
+func (s *session) loseLease() {
+	s.fail(fmt.Errorf("etcd: %w: the session's lease has ended; %s", comm.ErrPeerFailed, silentTooLong))
+}
+
 // result is the error of a call.
 func (s *session) result(ctx context.Context, err error) error {
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		s.loseLease() // which renewing it will tell later
+	}
 	if ended := s.Err(); err != nil && ended != nil {
 		return ended
 	}

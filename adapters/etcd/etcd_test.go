@@ -215,6 +215,23 @@ func TestRefusals(t *testing.T) {
 	_ = kv.Close()
 }
 
+// A write that finds the lease gone ends the session: otherwise it would be a refusal within a session that lasts.
+func TestWriteToALostLease(t *testing.T) {
+	client := newServer(t).dial(t)
+	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/lost/", Silence: time.Minute})
+	require.NoError(t, err)
+	all, err := client.Leases(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all.Leases, 1)
+	_, err = client.Revoke(t.Context(), all.Leases[0].ID)
+	require.NoError(t, err)
+	err = kv.Set(t.Context(), "key", nil, store.Lease)
+	require.ErrorIs(t, err, comm.ErrPeerFailed)
+	require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
+	require.ErrorContains(t, kv.Err(), "the session's lease has ended")
+	_ = kv.Close()
+}
+
 // TestElastic: members over an etcd go on when one is killed, and while etcd is restarted.
 func TestElastic(t *testing.T) {
 	s := newServer(t)
