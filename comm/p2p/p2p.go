@@ -32,7 +32,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/env"
@@ -48,20 +47,6 @@ type order string
 const (
 	byTable order = ""
 	fixed   order = "fixed"
-)
-
-// Bounds of waits. Draining and giving back are bounded by [backend.DeviceTimeout].
-const (
-	// patience bounds a kernel's wait for a peer: longer than ranks of a healthy job are apart when one writes a
-	// checkpoint or compiles something, and as long as PyTorch waits for a collective.
-	patience = 10 * time.Minute
-
-	// noticeTime is longer than kernels take to notice that they are to abort.
-	noticeTime = 60 * time.Millisecond
-
-	// visitTime bounds one exchange with a peer, some bytes over a local socket: a stranger or a stopped process
-	// keeps a goroutine no longer, and a peer on a busy host has time to be scheduled.
-	visitTime = 10 * time.Second
 )
 
 // New makes a communicator over base, whose memory and streams are those of rt. It is
