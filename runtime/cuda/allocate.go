@@ -160,7 +160,7 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 	size := uintptr(bytes)
 	addr, err := r.get(r.drv.sym.MemAddressReserve, size, pool.Granule, 0, 0)
 	if err != nil {
-		_ = r.giveBack(r.drv.sym.MemRelease, handle)
+		_ = r.free(r.drv.sym.MemRelease, handle)
 		return pool.Mapping{}, err
 	}
 	mapping := pool.Mapping{
@@ -169,8 +169,8 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 		Bytes:  bytes,
 	}
 	if err := r.manage(r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
-		_ = r.giveBack(r.drv.sym.MemRelease, handle)
-		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
+		_ = r.free(r.drv.sym.MemRelease, handle)
+		_ = r.free(r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
 	access := &accessDesc{
@@ -195,12 +195,12 @@ func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r.drv.unmapping.Lock()
 	defer r.drv.unmapping.Unlock()
 	size := uintptr(mapping.Bytes)
-	if err := r.giveBack(r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
+	if err := r.free(r.drv.sym.MemUnmap, mapping.Addr, size); err != nil {
 		return err
 	}
 	return errors.Join(
-		r.giveBack(r.drv.sym.MemRelease, mapping.Handle),
-		r.giveBack(r.drv.sym.MemAddressFree, mapping.Addr, size))
+		r.free(r.drv.sym.MemRelease, mapping.Handle),
+		r.free(r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
 // Unmapping runs f, a call of a library that unmaps GPU memory, at a time at which neither a

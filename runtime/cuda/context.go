@@ -136,11 +136,11 @@ func (r *Runtime) putBack(previous uintptr) {
 	goruntime.UnlockOSThread()
 }
 
-// giveBack makes a call that frees something. Unlike do it also works while
+// free makes a call that frees something. Unlike do it also works while
 // Close runs, and it tries on a broken device, where the driver refuses most
 // calls: what matters there is that the device is broken, so a failure is not
 // reported.
-func (r *Runtime) giveBack(fn dl.Func, args ...uintptr) error {
+func (r *Runtime) free(fn dl.Func, args ...uintptr) error {
 	previous, err := r.makeCurrent()
 	if err == nil {
 		status := r.drv.manage(fn, args...)

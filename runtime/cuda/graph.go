@@ -78,7 +78,7 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	var graph uintptr
 	defer func() {
 		if graph != 0 { // the executable graph is a copy
-			_ = r.giveBack(r.drv.sym.GraphDestroy, graph)
+			_ = r.free(r.drv.sym.GraphDestroy, graph)
 		}
 	}()
 	if err := r.captured(stream, submit, &graph); err != nil {
@@ -105,7 +105,7 @@ func (r *Runtime) HasCaptured() bool {
 func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) (err error) {
 	defer func() {
 		out := r.drv.out()
-		endErr := r.giveBack(r.drv.sym.StreamEndCapture, stream, out.addr(0))
+		endErr := r.free(r.drv.sym.StreamEndCapture, stream, out.addr(0))
 		*graph, err = uintptr(out[0]), errors.Join(err, endErr)
 		r.drv.release(out)
 	}()

@@ -43,7 +43,7 @@ func TestGrowthBesideForeignCaptures(t *testing.T) {
 			}))
 		})
 	}
-	require.NoError(t, rt.giveBack(rt.drv.sym.StreamDestroy, foreign))
+	require.NoError(t, rt.free(rt.drv.sym.StreamDestroy, foreign))
 }
 
 // growth returns calls that make something of each kind, and free it.

@@ -160,8 +160,8 @@ func (s *sparse) growStatus(n int) error {
 // address is where a region is, as a kernel's parameter.
 func (s *sparse) address(purpose region) uintptr { return s.memory[purpose].ptr }
 
-// giveBack gives the memory back to the pool.
-func (s *sparse) giveBack(p *pool.Pool) (err error) {
+// release returns the memory to the pool.
+func (s *sparse) release(p *pool.Pool) (err error) {
 	for _, ptr := range s.kept {
 		err = errors.Join(err, p.Deallocate(ptr))
 	}

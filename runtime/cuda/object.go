@@ -29,7 +29,7 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 			Bytes:  d.size,
 		})
 	}
-	return r.giveBack(d.fn, handle)
+	return r.free(d.fn, handle)
 }
 
 // owned are the native objects (streams, events, graphs, modules, pinned and

@@ -317,7 +317,7 @@ func (r *Runtime) Close() error {
 	r.copies.mu.Lock()
 	r.dropCopies()
 	r.copies.mu.Unlock()
-	err = errors.Join(err, r.giveAllBack())
+	err = errors.Join(err, r.releaseAll())
 	return errors.Join(err, r.sound())
 }
 
@@ -336,7 +336,7 @@ func (r *Runtime) destroyGraphs() error {
 	var errs []error
 	for _, handle := range r.owned.with(exec) {
 		if d, found := r.owned.remove(handle); found {
-			errs = append(errs, r.giveBack(d.fn, handle))
+			errs = append(errs, r.free(d.fn, handle))
 		}
 	}
 	return errors.Join(errs...)
@@ -411,11 +411,11 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	return status == statusNotReady
 }
 
-// giveAllBack destroys what this runtime made and releases its context if it is not the primary one.
-func (r *Runtime) giveAllBack() error {
+// releaseAll destroys what this runtime made and releases its context if it is not the primary one.
+func (r *Runtime) releaseAll() error {
 	var errs []error
 	if r.pool != nil {
-		errs = append(errs, r.sparse.giveBack(r.pool), r.pool.Close())
+		errs = append(errs, r.sparse.release(r.pool), r.pool.Close())
 	}
 	pinned := 0
 	bytes := 0
@@ -432,7 +432,7 @@ func (r *Runtime) giveAllBack() error {
 	}
 	r.drv.orders.leave(r)
 	if !r.lent {
-		errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
+		errs = append(errs, r.free(r.drv.sym.PrimaryCtxRelease, r.device))
 	}
 	return errors.Join(errs...)
 }

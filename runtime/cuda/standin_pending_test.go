@@ -195,7 +195,7 @@ func TestStandInCloseGivesUpOnALibrary(t *testing.T) {
 	assert.Contains(t, f.alive(), "contexts", "the library still needs it")
 	close(leave)
 	<-left
-	require.NoError(t, rt.giveAllBack())
+	require.NoError(t, rt.releaseAll())
 	assert.Empty(t, f.alive())
 }
 
@@ -262,9 +262,9 @@ func TestStandInCaptureOutlastsClose(t *testing.T) {
 	require.ErrorIs(t, err, runtime.ErrClosed)
 	require.Nil(t, graph)
 	capturing := new(uint32)
-	require.NoError(t, rt.giveBack(rt.drv.sym.StreamIsCapturing, rt.ComputeStream(), hostmem.AddrOf(capturing)))
+	require.NoError(t, rt.free(rt.drv.sym.StreamIsCapturing, rt.ComputeStream(), hostmem.AddrOf(capturing)))
 	assert.Zero(t, *capturing)
-	require.NoError(t, rt.giveAllBack())
+	require.NoError(t, rt.releaseAll())
 	assert.Empty(t, f.alive())
 }
 
