@@ -255,7 +255,7 @@ func (f *frees) begin(n *native, timeout time.Duration) {
 
 func (f *frees) end(n *native) {
 	if f.ended(n) {
-		trim() // some hundred ms, where much is to be given back
+		trim() // some hundred ms, where much is to be returned
 	}
 }
 
@@ -326,7 +326,7 @@ func (f *frees) awaitAll() {
 	}
 }
 
-// trim has the C library give back what it keeps of freed memory: NCCL makes a
+// trim has the C library return the freed memory that it keeps: NCCL makes a
 // communicator on its own thread, for which glibc keeps tens of MiB.
 func trim() {
 	if fn := libc().Trim; fn.Found() {

@@ -87,7 +87,7 @@ func (c *Comm) FixedOrder() bool {
 	return c.offload.fixed()
 }
 
-// discard gives back what the communicator has beside its base.
+// discard releases all resources of the communicator except its base.
 func (c *Comm) discard() error {
 	stream := c.Stream()
 	c.streamUse.Lock() // nobody asks the stream, which the base closes

@@ -13,28 +13,28 @@ import (
 	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
-// The pool is ordered by the compute stream: a block that is given back while
-// a kernel still uses it is handed out to work that the stream runs later, so
-// no wait is needed. Memory that another stream uses is given back after the
-// compute stream was made to wait for that stream.
+// The pool is ordered by the compute stream. A block that is freed while a
+// kernel still uses it is handed out to work that the stream runs later, so no
+// wait is needed. Before memory that another stream uses is freed, the compute
+// stream must wait for that stream.
 
-// slabBytes is the size of the mappings that blocks up to 2 MiB are cut from:
-// GPU memory comes in pages of 2 MiB, so a mapping for each would waste most of
-// it.
+// slabBytes is the size of the mappings that blocks up to 2 MiB are cut from.
+// GPU memory comes in pages of 2 MiB, so a mapping for each small block would
+// waste most of it.
 const slabBytes = 16 << 20
 
-// Allocate implements [runtime.Runtime]. If the GPU has no memory left, the
-// cache goes back to the driver first, after a wait of at most five seconds for
-// what was submitted to this runtime's streams; an error says if that did not
-// end. Then so do those of its forks, or of the parent. Other goroutines are not
-// held up by that.
+// Allocate implements [runtime.Runtime]. If the GPU has no memory left, Allocate
+// returns the cache to the driver and tries again, first its own, then those of
+// its forks or its parent. It waits at most 5 s for the work of their
+// streams; if that does not end, the error says so. Other goroutines do not
+// wait meanwhile.
 func (r *Runtime) Allocate(bytes int) (uintptr, error) {
 	return r.allocate(r.pool.Allocate, bytes)
 }
 
-// AllocateMapping is Allocate for memory that shares its mapping with nothing
-// else, of exactly bytes rounded up to pages of 2 MiB. Libraries that map memory
-// of one GPU into the others, as NCCL does for symmetric windows, need that.
+// AllocateMapping is Allocate for memory with a mapping to itself, whose size is
+// bytes rounded up to pages of 2 MiB. Libraries that map memory of one GPU into
+// the others, such as NCCL for symmetric windows, need that.
 func (r *Runtime) AllocateMapping(bytes int) (uintptr, error) {
 	return r.allocate(r.pool.AllocateMapping, bytes)
 }
@@ -66,14 +66,14 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 	return ptr, r.explain(err)
 }
 
-// ReleaseMapping takes a block of AllocateMapping back as Deallocate does, but
-// gives its memory to the driver instead of the cache, so that it is not handed
-// out again: for memory that other GPUs may still write to, because they mapped
-// it. Their mappings keep the physical memory alive for as long as they need it.
+// ReleaseMapping frees a block of AllocateMapping and returns its memory to the
+// driver instead of the cache. It is for memory that other GPUs have mapped and
+// may still write to: their mappings keep the physical memory alive, and no
+// later Allocate returns it.
 //
 // Like Trim it waits for this runtime's streams. If their work does not end, or
-// the pool is frozen, the memory goes back with a later Trim, with an Allocate
-// that needs it, or with Close.
+// the pool is frozen, a later Trim, an Allocate that needs the memory, or Close
+// returns it.
 func (r *Runtime) ReleaseMapping(ptr uintptr) error {
 	if err := r.usable(); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 
 // Unmap implements [pool.System]. The driver does not wait for work that uses
 // the memory, which would fault; see Fence. On a broken device nothing runs any
-// more, and as much is given back as the driver takes.
+// more, and Unmap frees as much as the driver permits.
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
 	r.drv.unmapping.Lock()
@@ -203,21 +203,20 @@ func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 		r.free(r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
-// Unmapping runs f, a call of a library that unmaps GPU memory, at a time at which neither a
-// runtime of this process unmaps any nor another f does: two threads that give up mappings of
-// the same memory at once crash the driver (580). f neither waits for other threads that may
-// call Unmapping, nor for kernels that wait for such threads.
+// Unmapping runs f, a call of a library that unmaps GPU memory, while no runtime of this process and no other f
+// unmaps any: the driver (580) crashes if two threads unmap the same memory at once. f must not wait for other
+// threads that may call Unmapping, nor for kernels that wait for such threads.
 func (r *Runtime) Unmapping(f func() error) error {
 	r.drv.unmapping.Lock()
 	defer r.drv.unmapping.Unlock()
 	return f()
 }
 
-// Fence implements [pool.System]. What was given back is, by the order that the
-// pool relies on, used by nothing but work before the fence on the compute
-// stream. This runtime's other streams are waited for as well: there, a wrong
-// order would otherwise turn into a fault that breaks the GPU. Streams of others
-// are not, since what they run may be without end, or wait for this call.
+// Fence implements [pool.System]. By the order that the pool relies on, only work
+// before the fence on the compute stream uses freed memory. Fence waits for this
+// runtime's other streams as well: a wrong order there would otherwise become a
+// fault that breaks the GPU. It does not wait for streams of others, whose work
+// may never end, or may wait for this call.
 func (m deviceMemory) Fence() (wait func() error) {
 	r := m.rt
 	events, err := r.markStreams()

@@ -56,10 +56,10 @@ func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 	return uintptr(value), err
 }
 
-// Current runs f, which makes its own calls to libraries on top of CUDA, with
-// the runtime's context current and the goroutine locked to its thread. What was
-// current there before is put back. Close waits for f; a call of this runtime's that
-// f makes once Close has begun fails with [runtime.ErrClosed].
+// Current runs f, which calls libraries on top of CUDA, with the runtime's context
+// current and the goroutine locked to its thread, and then restores the context
+// that was current before. Close waits for f. Calls of this runtime that f
+// makes after Close has begun fail with [runtime.ErrClosed].
 func (r *Runtime) Current(f func() error) error {
 	previous, err := r.enter()
 	if err != nil {
@@ -69,11 +69,11 @@ func (r *Runtime) Current(f func() error) error {
 	return f()
 }
 
-// CurrentToFree is Current for calls that free what libraries on top of CUDA
-// made. They end no capture of a framework. It also runs f on a broken device, and while Close waits: such a library
-// may free the memory of several GPUs together, so that the sound ones get
-// theirs back only if the broken one takes part. Once Close gives the context
-// back, which waits for f, it does nothing.
+// CurrentToFree is Current for calls that free objects of libraries on top of
+// CUDA. Such calls end no capture of a framework. It also runs f on a broken
+// device and while Close waits: a library may free the memory of several GPUs
+// together, which needs the broken one too. Close waits for f, and after
+// Close has released the context CurrentToFree does nothing.
 func (r *Runtime) CurrentToFree(f func()) {
 	if !r.frees.enter() {
 		return

@@ -21,9 +21,9 @@ type Graph struct {
 	serial []Serial // work that launches of the graph put in order; never changed
 }
 
-// Serial is work that must not overlap on the GPU, because it shares memory there.
+// Serial is work that shares memory on the GPU and so must not overlap there.
 type Serial interface {
-	// Stream returns the stream that orders the work. Another may take its place that has waited for it.
+	// Stream returns the stream that orders the work. It may change to one that has waited for it.
 	Stream() *Stream
 }
 
@@ -44,13 +44,13 @@ func (r *Runtime) BetweenLaunches(submit func() error) error {
 
 // Capture records the work that submit puts into the stream (kernels, copies
 // and collectives on streams that wait for it by events) instead of running
-// it. The allocator is frozen meanwhile: the graph keeps the addresses it saw.
+// it. The allocator is frozen meanwhile, as the graph keeps the addresses it saw.
 // Memory that a captured operation uses must stay allocated while the graph
-// lives. submit makes all its calls on the goroutine that it is called on.
+// exists. submit makes all its calls on its own goroutine.
 //
-// A graph that holds collectives of a communicator is closed before that, whose
-// own Close may otherwise wait for it: NCCL keeps what graphs refer to. After
-// the communicator was closed, or broke, the graph must not be launched again.
+// Close a graph that has collectives before their communicator, whose Close may
+// otherwise wait for it: NCCL keeps what graphs refer to. Do not launch the graph
+// after the communicator was closed or aborted.
 func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r := s.rt
 	stream, err := s.use("stream")
@@ -93,8 +93,8 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	return g, nil
 }
 
-// HasCaptured reports whether there may be graphs of the context, of this runtime or of others that
-// are open: work that was not submitted one by one.
+// HasCaptured reports whether an open runtime of the context, this or another one, may have graphs, whose work is
+// not submitted call by call.
 func (r *Runtime) HasCaptured() bool {
 	return r.order.capturers.Load() > 0
 }

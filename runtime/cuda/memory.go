@@ -55,9 +55,9 @@ func (r *Runtime) Copy(dst, src uintptr, bytes int) error {
 }
 
 // CopyInAsync copies from host memory to the device on a stream of the caller's
-// choice, [Runtime.CopyInStream] for instance, and returns at once if src is
-// memory of AllocatePinned: it may be written again when the stream has come
-// that far, and given back then.
+// choice, such as [Runtime.CopyInStream]. If src is memory of AllocatePinned it
+// returns at once, and src may be written or freed when the stream has executed
+// the copy.
 //
 // Other memory is staged by the driver, which may take until the copy is done or
 // not; it has to stay as it is until then, and is kept from the garbage
@@ -94,17 +94,17 @@ func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 	return r.copyAsync(s, dst, func() error { return r.submitOut(dst, src, stream) })
 }
 
-// CopyInStream returns a stream of the runtime's for copies from the host that
-// run beside the compute stream's work; a GPU has separate engines for copies
-// in each direction. Its order with the compute stream is the caller's to set:
+// CopyInStream returns a stream of the runtime for copies from the host that run
+// beside the work of the compute stream; a GPU has separate engines for copies in
+// each direction. The caller orders it with the compute stream:
 //
 //	in.WaitFor(rt.Stream())            // once dst's former content is of no use
 //	err = rt.CopyInAsync(in, dst, src) // src from AllocatePinned
 //	rt.Stream().WaitFor(in)            // before work that reads dst
 //
-// Memory fresh from Allocate needs the first line too, because its last owner's
-// work on the compute stream may be pending, and what a copy reads or writes is
-// given back by Deallocate only after the last.
+// Memory fresh from Allocate needs the first line too, because work of its last
+// owner may be pending on the compute stream. Call Deallocate on memory that a
+// copy uses only after the last line.
 //
 // The stream is made at the first call and lives as long as the runtime.
 func (r *Runtime) CopyInStream() (*Stream, error) {
@@ -116,7 +116,7 @@ func (r *Runtime) CopyInStream() (*Stream, error) {
 //
 //	out.WaitFor(rt.Stream())             // after the work that writes src
 //	err = rt.CopyOutAsync(out, dst, src) // dst from AllocatePinned
-//	rt.Stream().WaitFor(out)             // before src is written again or given back
+//	rt.Stream().WaitFor(out)             // before src is written again or freed
 //	err = out.Synchronize(ctx)           // before the host reads dst
 func (r *Runtime) CopyOutStream() (*Stream, error) {
 	return r.copyOut.get(r)
@@ -147,10 +147,9 @@ func (l *lazyStream) get(r *Runtime) (*Stream, error) {
 // hostAllocPortable is CU_MEMHOSTALLOC_PORTABLE: pinned for every context.
 const hostAllocPortable = 1
 
-// AllocatePinned returns page-locked host memory, which the device copies from
-// and to without staging, and which its kernels read and write at the same
-// address. It lies outside the Go heap and is gone after
-// FreePinned and after Close, which reports it as a leak.
+// AllocatePinned returns page-locked host memory. The device copies from and to
+// it without staging, and kernels access it at the same address. It lies outside
+// the Go heap and is valid until FreePinned or Close, which reports it as a leak.
 func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes < 0 {
 		return nil, r.argument("%d bytes", bytes)
@@ -166,8 +165,8 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	return hostmem.Slice[byte](p, bytes), nil
 }
 
-// FreePinned gives pinned memory back: a slice that AllocatePinned returned, or
-// one of it that starts at the same place. Copies from and to it must be done.
+// FreePinned frees pinned memory: a slice that AllocatePinned returned, or a
+// subslice with the same start. Copies from and to it must be finished.
 func (r *Runtime) FreePinned(b []byte) error {
 	if cap(b) == 0 {
 		return nil

@@ -18,17 +18,17 @@ type order struct {
 	// anything else is submitted that must not come between them.
 	launches sync.RWMutex
 
-	mu        sync.Mutex // taken last of the three
+	mu        sync.Mutex // acquired last of the three
 	capturing []*Graph   // guarded by mu
 }
 
 // orders are the orders of a process, by context.
 type orders struct {
-	mu        sync.Mutex         // taken alone
+	mu        sync.Mutex         // acquired alone
 	byContext map[uintptr]*order // guarded by mu
 }
 
-// join returns the order of a context, which leave gives back.
+// join returns the order of a context. Each join needs a leave.
 func (o *orders) join(context uintptr) *order {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -44,8 +44,8 @@ func (o *orders) join(context uintptr) *order {
 	return shared
 }
 
-// leave gives back what a runtime got of join, when it has no graphs any more. The order of a context
-// goes with its last runtime: the next context may have its handle.
+// leave undoes join for a runtime that has no graphs any more. The last runtime of a context removes its
+// order: the next context may have the same handle.
 func (o *orders) leave(r *Runtime) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

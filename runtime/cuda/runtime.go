@@ -137,7 +137,7 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	return r, nil
 }
 
-// init acquires what Close gives back, in the order in which it is needed.
+// init acquires what Close releases, in the order in which it is needed.
 func (r *Runtime) init(o options, devices int) (err error) {
 	if r.info, err = r.drv.describe(r.index, devices); err != nil {
 		return err
@@ -240,7 +240,7 @@ func (r *Runtime) Synchronize(ctx context.Context) error {
 }
 
 // MemoryInfo returns the free and total bytes of the GPU, as the driver sees
-// them (memory cached in this runtime's pool is not free).
+// them: memory that this runtime's pool caches is not free.
 func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
@@ -248,8 +248,8 @@ func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	return int64(out[0]), int64(out[1]), err
 }
 
-// Background runs f on another goroutine, which Close waits for: for
-// libraries on top of the runtime that free things of theirs, in CurrentToFree.
+// Background runs f on another goroutine, for which Close waits. Libraries on top
+// of the runtime use it to free their objects, in CurrentToFree.
 func (r *Runtime) Background(f func()) {
 	b := &r.background
 	b.Lock()
@@ -281,18 +281,17 @@ func (r *Runtime) awaitBackground() error {
 }
 
 // Close implements [runtime.Runtime]. It waits for calls in flight and for the
-// work of this runtime's streams, and destroys the streams, events and graphs
-// that are left, whose own Close does nothing then. Pinned memory that is left
-// is reported like device memory, as an error wrapping [runtime.ErrLeak].
+// work of this runtime's streams, and destroys the remaining streams, events and
+// graphs, whose own Close does nothing afterwards. Device and pinned memory that
+// was not freed is reported as an error wrapping [runtime.ErrLeak].
 //
-// None of these waits is longer than half a minute. Work that does not end until
-// then is reported, and what it may use is not given back. On a broken device as
-// much is given back as the driver takes; the error wraps [runtime.ErrBroken] and
-// the cause.
+// Each of these waits lasts 30 s at most. Close reports work that has not ended
+// by then, and does not free what it may use. On a broken device Close frees as
+// much as the driver permits; the error wraps [runtime.ErrBroken] and the cause.
 //
-// Work of others on the GPU is not waited for, unless the driver itself does in
-// the calls that free things. A context of [WithContext] lives on, and the primary
-// one while somebody else retains it.
+// Close does not wait for work of others on the GPU, unless the driver does in
+// the calls that free objects. A context of [WithContext] stays, as does the
+// primary one while somebody else retains it.
 func (r *Runtime) Close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()

@@ -171,8 +171,7 @@ func (s *Stream) Done() (bool, error) {
 	return done, err
 }
 
-// Capturing reports whether what is submitted to the stream becomes part of a graph. It
-// may be asked at any time.
+// Capturing reports whether work submitted to the stream becomes part of a graph. It may be called at any time.
 func (s *Stream) Capturing() (bool, error) {
 	stream, err := s.use("stream")
 	if err != nil {
@@ -184,9 +183,9 @@ func (s *Stream) Capturing() (bool, error) {
 	return uint32(out[0]) != 0, err
 }
 
-// Idle reports whether the stream has nothing to do, and may be asked at any time. While
-// a runtime of its context captures ([Stream.Capture]) that is not known, so it is false. Whoever
-// captures otherwise does not begin beside it: asking a stream that captures ends that.
+// Idle reports whether all work of the stream is finished. It may be called at any time, and is false
+// while a runtime of the context captures ([Stream.Capture]). A program that captures this stream by other means
+// must not begin during the call, which would end the capture.
 func (s *Stream) Idle() bool {
 	captures := &s.rt.order.captures
 	if !captures.TryLock() {
@@ -200,9 +199,8 @@ func (s *Stream) Idle() bool {
 	return err == nil && done
 }
 
-// Synchronize waits until all work of the stream is finished, or ctx is. A
-// context that can end is watched by polling, which gives the thread back
-// between looks.
+// Synchronize waits until all work of the stream is finished, or until ctx ends.
+// With a context that can end it polls, and yields the thread between polls.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -219,10 +217,10 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return err
 }
 
-// Close destroys the stream; work already submitted is finished by the driver, for
-// which the runtime's Close waits. If it cannot be told when that is, the stream stays.
-// Streams that the runtime itself works with and wrapped ones stay, too. Closing
-// twice, or after the runtime, which destroyed the stream then, is fine.
+// Close destroys the stream. The driver finishes work already submitted, for which
+// the runtime's Close waits. A stream whose work cannot be tracked stays, as do
+// wrapped streams and those that the runtime itself uses. Closing twice, or
+// after the runtime, which destroys its streams, does nothing.
 func (s *Stream) Close() error {
 	s.mark.Lock()
 	defer s.mark.Unlock()
