@@ -219,7 +219,7 @@ func BenchmarkFixed(b *testing.B) {
 		stage{"SquareFixed", 8*n + 2*f.Blocks(), func() error { return s.kernels.SquareFixed(f, 2, sum) }}))
 }
 
-// TestCounters launches kernels of selections and of sums in fixed point by themselves, for a profiler:
+// TestCounters launches kernels of selections, of sums in fixed point and of codecs by themselves, for a profiler:
 //
 //	TUTTI_TEST_TIMES=counters ncu --clock-control none ./cuda.test -test.run TestCounters
 func TestCounters(t *testing.T) {
@@ -234,6 +234,10 @@ func TestCounters(t *testing.T) {
 	top := kernel.Entries{Idx: s.room(4 * k), Val: s.room(4 * k), N: k, Len: s.room(4)}
 	guess := s.floats(3.64, 0) // of the sum of two
 	src := kernel.Source{X: x, N: n, Grad: grad, DType: dtype.F32, Take: true}
+	codecs := []kernel.Codec{kernel.CodecPositions, kernel.CodecI8, kernel.CodecI2}
+	bytes := kernel.CodecF32.Bound(k, n)
+	message := kernel.Message{Ptr: s.room(bytes), Bytes: bytes}
+	lost := kernel.Array{Ptr: grad, N: n}
 	for range 2 {
 		require.NoError(t, s.rt.CopyIn(x, hostmem.Bytes(s.values[:n])))
 		require.NoError(t, errors.Join(
@@ -246,6 +250,11 @@ func TestCounters(t *testing.T) {
 			s.kernels.Quantize(result, kernel.CodecI8, x, n, 0),
 			s.kernels.Quantize(result, kernel.CodecI2, x, n, 0),
 			s.kernels.Dequantize(x, kernel.CodecI8, result, n, true)))
+		for _, codec := range codecs {
+			require.NoError(t, errors.Join(
+				s.kernels.Encode(top, codec, n, message, lost),
+				s.kernels.Decode(message, codec, top)))
+		}
 		require.NoError(t, s.rt.Synchronize(context.Background()))
 	}
 }
