@@ -135,11 +135,11 @@ func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, 
 // mail moves bytes of the host through memory of a device. Its first error
 // sticks.
 type mail struct {
-	op    string
-	rt    runtime.Runtime
-	c     comm.Communicator
-	order base.Order
-	err   error
+	op    string            // errors begin with it
+	rt    runtime.Runtime   // of the memory that travels
+	c     comm.Communicator // among whose ranks it travels
+	order base.Order        // has c's work and the compute stream wait for each other
+	err   error             // the first one; nil: none yet
 }
 
 func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) {

@@ -183,11 +183,11 @@ func SendRecv(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, sou
 // transfer is what moves a tensor, or two: it passed the checks, and its buffers
 // are ordered against the device.
 type transfer struct {
-	op       string
-	src, dst uintptr
-	count    int // elements of src
-	dt       dtype.DType
-	order    base.Order
+	op       string      // errors begin with it
+	src, dst uintptr     // addresses that are read and written
+	count    int         // elements of src
+	dt       dtype.DType // type of the elements
+	order    base.Order  // has the communicator's work and the compute stream wait for each other
 }
 
 // begin checks the tensors of a collective and makes communication wait for

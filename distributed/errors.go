@@ -7,7 +7,7 @@ import "fmt"
 type TensorError struct {
 	Role  string // what the tensors are, such as "gradient"
 	Index int    // of the one, in the order in which they were passed
-	Err   error
+	Err   error  // what is wrong with it
 }
 
 // Error returns the tensor's role and index, and the text of e.Err.

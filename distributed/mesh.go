@@ -25,9 +25,9 @@ type Dim struct {
 // So put the dimension that communicates most last: its neighbours are usually on one host. Within a communicator the
 // rank is the coordinate.
 type Mesh struct {
-	dims   []Dim
-	coords []int
-	comms  []comm.Communicator
+	dims   []Dim               // of the mesh, the slowest one first
+	coords []int               // of this rank, by dimension
+	comms  []comm.Communicator // of this rank's lines, by dimension
 }
 
 // NewMesh splits c, collectively: all ranks pass the same dimensions, whose sizes multiply to the world size. One size

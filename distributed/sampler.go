@@ -28,8 +28,8 @@ type SamplerConfig struct {
 // derive from the seed and the epoch. It does not communicate and keeps nothing between epochs, so a resumed run gets
 // the same samples for the same epoch.
 type Sampler struct {
-	rank, size, n int
-	cfg           SamplerConfig
+	rank, size, n int           // this rank, their number, and the number of samples
+	cfg           SamplerConfig // as it was passed
 }
 
 // NewSampler shares n samples among the ranks of c.

@@ -10,9 +10,9 @@ import (
 // layout says where the elements of an array lie: element (i, j, …) is
 // i*strides[0] + j*strides[1] + … elements away from the first.
 type layout struct {
-	shape   []int
-	strides []int
-	len     int // number of elements
+	shape   []int // by dimension
+	strides []int // in elements, by dimension
+	len     int   // number of elements
 }
 
 // contiguousLayout is the row-major layout of a shape, without gaps. elemSize

@@ -28,8 +28,8 @@ const (
 
 // Device identifies one memory space, such as cpu:0 or cuda:3.
 type Device struct {
-	Kind  Kind
-	Index int
+	Kind  Kind // such as CPU
+	Index int  // among the devices of its kind
 }
 
 // String returns the device as "kind:index".

@@ -27,17 +27,17 @@ import (
 // The methods may be called from any goroutine. The caller must serialize methods that touch the same elements, and
 // Free with any other method.
 type Tensor struct {
-	memory *memory
-	ptr    uintptr // of the first element; 0 if there is none
-	dt     dtype.DType
-	layout layout
+	memory *memory     // in which it lies
+	ptr    uintptr     // of the first element; 0 if there is none
+	dt     dtype.DType // type of its elements
+	layout layout      // of its elements
 	view   bool        // of another tensor, and does not free the memory
 	freed  atomic.Bool // of a view; a base looks at its memory
 }
 
 // memory is what a base tensor and all its views share.
 type memory struct {
-	rt      Runtime
+	rt      Runtime     // whose memory it is
 	ptr     uintptr     // where it begins; 0 if it is empty
 	owned   bool        // Free gives it back to rt
 	release func()      // of wrapped memory; nil if its owner is not told

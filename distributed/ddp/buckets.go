@@ -77,8 +77,8 @@ func (b *bucket) free(ctx context.Context, stays bool) error {
 // last one first. The buckets are reduced in the order in which they are complete then.
 func (g *Gradients) fillBuckets() arrangement {
 	type contents struct {
-		dt      dtype.DType
-		vectors bool
+		dt      dtype.DType // type of the elements
+		vectors bool        // small gradients of one dimension only
 	}
 	filling := make(map[contents]*bucket)
 	a := arrangement{bucketOf: make([]int, len(g.gradients))}

@@ -121,7 +121,7 @@ type Config struct {
 // Stats describes the last step of a [Gradients] on this rank.
 type Stats struct {
 	Step    int // number of the step, from 0
-	Buckets int
+	Buckets int // number of buckets
 	// Patterns has the pattern of each bucket, in the order of [Gradients.Buckets]: the configured one, or the choice of
 	// [sparse.Auto]. Do not modify it.
 	Patterns []string

@@ -21,15 +21,15 @@ import (
 // custom is a bucket that a Reducer reduces, in memory beside its gradients'.
 type custom struct {
 	Reducer
-	g      *transaction
-	b      Bucket
+	g      *transaction      // steps of all buckets
+	b      Bucket            // the bucket
 	order  base.Order        // of b.Comm; in flight is what the program has submitted before an error
 	kept   []*runtime.Tensor // its memory, residuals first
 	sums   int               // how many of them are residuals
 	before base.Buffer       // the memory before the step, if it may be rolled back
-	n      int
-	dt     dtype.DType
-	target uintptr // of the step
+	n      int               // elements of the bucket
+	dt     dtype.DType       // their type
+	target uintptr           // of the step
 
 	room    int         // elements of the memory
 	memory  base.Buffer // the tensor's, and behind it what follows
@@ -272,7 +272,7 @@ var customKind = state.Kind{
 
 // savedCustom has the fields of a state, in their order.
 type savedCustom struct {
-	step       int
+	step       int      // of the reducer, from 0
 	rank, size int      // rank is size where the state has what ranks share
 	parts      [][]byte // the memory, tensor by tensor
 }

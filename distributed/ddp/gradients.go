@@ -53,7 +53,7 @@ type Gradients struct {
 	// All fields belong to the goroutine that calls the methods. While a step is in flight, the communication worker
 	// (async) works on the buckets that it was given, on the meter and on the side stream; it hands them back by wait.
 
-	rt        runtime.Runtime
+	rt        runtime.Runtime       // of the gradients
 	meter     *metered.Communicator // counts what the ranks send; another one after Rebind
 	lines     lines                 // meter, or with a Mesh the communicators that were split from it
 	order     base.Order            // has meter's work and the compute stream wait for each other
@@ -77,7 +77,7 @@ type Gradients struct {
 	open    bool              // the device alone knows whether it was skipped
 	skips   repeats.Log       // of steps that were skipped, and of residuals that were lost
 	err     error             // sticky; returned by every later call. nil: usable
-	closed  bool
+	closed  bool              // Close was called
 
 	onStep  func(Stats)                 // nil: nobody is told
 	confirm func(context.Context) error // see BeforeCommit; nil: ranks do not vote

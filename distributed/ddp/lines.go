@@ -12,8 +12,8 @@ import (
 
 // lines are the communicators of a mesh.
 type lines struct {
-	mesh  *distributed.Mesh
-	outer *metered.Communicator
+	mesh  *distributed.Mesh       // nil: there is none
+	outer *metered.Communicator   // of the first dimension, between hosts; without a mesh, of all ranks
 	inner []*metered.Communicator // the fastest dimension first
 	all   []*metered.Communicator // these, and the one of all ranks
 	// shared: without a mesh, all ranks share memory, and a collective takes little beside its passes over memory.

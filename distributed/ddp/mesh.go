@@ -15,7 +15,7 @@ import (
 // the outer one by another reducer. It is judged, and copied, as what a [Reducer] reduces.
 type meshed struct {
 	custom
-	between reducer
+	between reducer      // reduces the share, between hosts
 	share   engine.Input // in the memory
 	levels  []level      // the fastest dimension first
 	started bool         // the step between the hosts
@@ -23,8 +23,8 @@ type meshed struct {
 
 // level is an inner dimension.
 type level struct {
-	order           base.Order
-	scatter, gather comm.Call
+	order           base.Order // has its communicator's work and the compute stream wait for each other
+	scatter, gather comm.Call  // calls before and after the step between hosts
 }
 
 // newMeshed makes what reduces a bucket along a mesh.

@@ -17,7 +17,7 @@ import (
 // step is the step that a [Gradients] makes, from the first Ready until it is committed or rolled back.
 // The next one begins with nothing of it.
 type step struct {
-	begun   bool
+	begun   bool              // Ready, or another call of a step, has been made
 	observe stages.Observer   // of the context of the call that began it, nil: none
 	tensors []*runtime.Tensor // nil: not ready
 	absent  []bool            // given are zeros instead of what was left out
@@ -31,14 +31,14 @@ type step struct {
 	total   float64           // those of all ranks
 	fault   error             // for which Wait rolls it back
 	started time.Time         // when it began, the zero time before
-	launch  time.Duration
-	before  metered.Traffic
+	launch  time.Duration     // time in Ready
+	before  metered.Traffic   // traffic before the step
 }
 
 // bucketStep is a bucket's part of a step.
 type bucketStep struct {
-	missing int // gradients that are not ready
-	result  resultPhase
+	missing int             // gradients that are not ready
+	result  resultPhase     // how far it is
 	zeros   *runtime.Tensor // instead of a gradient of weight 0; nil: it counts
 	failed  error           // of its asynchronous exchange
 	took    time.Duration   // it
@@ -55,13 +55,13 @@ const (
 
 // gradient is what outlives steps of one gradient.
 type gradient struct {
-	n      int
-	dt     dtype.DType
-	shape  []int
+	n      int             // elements
+	dt     dtype.DType     // their type
+	shape  []int           // of the parameter
 	vector bool            // it goes to a dense bucket of such
 	spare  *runtime.Tensor // zeros in its place; nil: never yet
-	sum    sum
-	held   held // with Reproducible
+	sum    sum             // what was accumulated
+	held   held            // with Reproducible
 }
 
 // sum is what was accumulated of a gradient.
@@ -74,11 +74,11 @@ type sum struct {
 
 // bucket is a group of gradients that are reduced together.
 type bucket struct {
-	dt       dtype.DType
-	wire     dtype.DType // of what travels
-	first    bool        // of its type
-	params   []int
-	bytes    int
+	dt       dtype.DType     // type of its gradients
+	wire     dtype.DType     // of what travels
+	first    bool            // of its type
+	params   []int           // numbers of its gradients, in the order of the bucket
+	bytes    int             // of its gradients
 	vectors  bool            // of small gradients of one dimension only
 	joined   []int           // gradients that are put together
 	separate []int           // and those that are reduced where they are
@@ -86,18 +86,18 @@ type bucket struct {
 	views    base.Buffer     // of gradients that live here and survive the communicator
 	flat     *runtime.Tensor // those that are joined; nil: none are
 	cfg      engine.Settings // with its defaults, and what was chosen for Auto
-	reducer  reducer
-	ready    uintptr // the event of its gradients, with a side stream
-	step     bucketStep
-	asked    caller.Stack // where the program has handed over the last gradient, if calls are recorded
+	reducer  reducer         // does its steps
+	ready    uintptr         // the event of its gradients, with a side stream
+	step     bucketStep      // its part of the step in flight
+	asked    caller.Stack    // where the program has handed over the last gradient, if calls are recorded
 }
 
 // arrangement is the buckets, and what works on them.
 type arrangement struct {
-	buckets     []*bucket
-	bucketOf    []int    // of each gradient: its bucket
-	patterns    []string // of each bucket, as its cfg says
-	transaction *transaction
+	buckets     []*bucket         // in the order in which they are launched
+	bucketOf    []int             // of each gradient: its bucket
+	patterns    []string          // of each bucket, as its cfg says
+	transaction *transaction      // of all buckets
 	async       *worker           // nil: what buckets exchange is exchanged when they are complete
 	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
 	shards      *Shards           // nil: without Shard

@@ -10,8 +10,8 @@ import (
 
 // plain is an allreduce of the gradients where they are, which cannot be rolled back.
 type plain struct {
-	g     *Gradients
-	b     *bucket
+	g     *Gradients  // whose communicator reduces
+	b     *bucket     // the bucket
 	calls []comm.Call // reused
 }
 

@@ -39,11 +39,11 @@ type Memory struct {
 
 // Bucket is a bucket of gradients that a [Reducer] reduces. Tensor and Parts are the same in all steps.
 type Bucket struct {
-	Index  int
+	Index  int               // in the order of Gradients.Buckets
 	Step   int               // how many steps were reduced before, without those that were skipped
 	Tensor *runtime.Tensor   // all its elements, one part after the other
 	Comm   comm.Communicator // of the ranks that average
-	Parts  []Part
+	Parts  []Part            // of the tensor, one for each gradient
 }
 
 // Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part is its portion of

@@ -33,19 +33,19 @@ const (
 // contribution has there, of all ranks, and each contribution is rounded once, below that exponent. So the
 // contributions of a step are kept until all are there.
 type reproducible struct {
-	g       *Gradients
-	b       *bucket
-	index   int // of the bucket
-	order   base.Order
-	inner   []base.Order // with a Mesh, the communicators within hosts, the fastest dimension first
-	outer   base.Order   // and that between hosts
-	memory  base.Buffer  // the number of contributions to each gradient, exponents, and sums unless buckets share them
-	wholes  []fixedPart  // one of each gradient
-	turns   []turn
-	counts  uintptr // I32 of each gradient
-	counted []int32 // those of the last step, of all ranks
-	calls   []comm.Call
-	gathers []comm.Call
+	g       *Gradients       // whose contributions it sums
+	b       *bucket          // the bucket
+	index   int              // of the bucket
+	order   base.Order       // of the communicator of all ranks
+	inner   []base.Order     // with a Mesh, the communicators within hosts, the fastest dimension first
+	outer   base.Order       // and that between hosts
+	memory  base.Buffer      // the number of contributions to each gradient, exponents, and sums unless buckets share them
+	wholes  []fixedPart      // one of each gradient
+	turns   []turn           // parts of the bucket that are summed one after the other
+	counts  uintptr          // I32 of each gradient
+	counted []int32          // those of the last step, of all ranks
+	calls   []comm.Call      // reused
+	gathers []comm.Call      // reused
 	keeps   bool             // there is room for exponents and sums
 	written int              // turns whose results may be in the gradients, where those before are saved
 	sums    []fixedpoint.Sum // where ranks sum together, those of the gradients that have elements
@@ -53,17 +53,17 @@ type reproducible struct {
 
 // fixedPart is the sums of some elements of a gradient.
 type fixedPart struct {
-	param int
-	from  int // the first element
-	fixed kernel.Fixed
-	saved uintptr // where the elements are saved before they hold results; 0: they are not
+	param int          // number of the gradient
+	from  int          // the first element
+	fixed kernel.Fixed // its sums and exponents
+	saved uintptr      // where the elements are saved before they hold results; 0: they are not
 }
 
 // turn is what is summed at once. Its sums follow each other, and so do its exponents.
 type turn struct {
-	parts  []fixedPart
-	n      int // elements
-	blocks int
+	parts  []fixedPart // of gradients
+	n      int         // elements
+	blocks int         // of exponents
 }
 
 // sums is where those of a turn are.

@@ -48,7 +48,7 @@ type Shards struct {
 	// Buckets has a shard of each bucket, in the order of [Gradients.Buckets]. Do not modify it.
 	Buckets []Shard
 
-	g       *Gradients
+	g       *Gradients  // whose buckets these are of
 	gathers []comm.Call // one of each bucket, reused
 	spans   *base.Spans // where tensors of Gather and Scatter are; nil: none were passed yet
 	squares base.Buffer // of the averages, an F64 of each bucket; empty before the first Norm

@@ -12,10 +12,10 @@ import (
 // the device does several streams of work at a time: it selects, exchanges and merges
 // on its own stream, after an event of the compute stream for each bucket.
 type sideStream struct {
-	rt      runtime.Runtime // where the work is done
-	compute uintptr         // the stream that gradients are computed on
-	ops     comm.StreamSyncOps
-	back    uintptr // the event of what was done here
+	rt      runtime.Runtime    // where the work is done
+	compute uintptr            // the stream that gradients are computed on
+	ops     comm.StreamSyncOps // of the communicator
+	back    uintptr            // the event of what was done here
 }
 
 // newSideStream returns a side stream of rt, or nil if there is none.

@@ -25,9 +25,9 @@ var kind = state.Kind{
 
 // savedGradients has the fields of a state, in their order.
 type savedGradients struct {
-	fingerprint uint64
-	gradients   int
-	steps       int
+	fingerprint uint64   // of the gradients and options that a state is for
+	gradients   int      // number of them
+	steps       int      // complete ones
 	patterns    []string // of the buckets
 	parts       [][]byte // the states of their reducers; empty: plain ones
 }

@@ -18,30 +18,30 @@ import (
 // transaction is what the buckets of a [Gradients] share: the norm that clips them, a verdict on
 // non-finite gradients, and memory.
 type transaction struct {
-	plain   bool            // all buckets are plain allreduces, of which none clips or judges
-	rt      runtime.Runtime // that works on buckets
-	kernels kernel.Kernels
-	c       comm.Communicator
-	order   base.Order
-	cfg     engine.Settings
-	buffers base.Buffers
-	shared  base.Buffer      // the gradients of one sparse bucket at a time
-	sums    []fixedpoint.Sum // of all buckets, where reproducible ones are summed at once
+	plain   bool              // all buckets are plain allreduces, of which none clips or judges
+	rt      runtime.Runtime   // that works on buckets
+	kernels kernel.Kernels    // of rt
+	c       comm.Communicator // among whose ranks a step is agreed
+	order   base.Order        // has c's work and the compute stream wait for each other
+	cfg     engine.Settings   // of sparse buckets, and what clips and judges all of them
+	buffers base.Buffers      // those below that hold memory
+	shared  base.Buffer       // the gradients of one sparse bucket at a time
+	sums    []fixedpoint.Sum  // of all buckets, where reproducible ones are summed at once
 
-	memory  base.Buffer // of what follows, all of it words
-	squares uintptr     // squared norms, an F64 of each gradient
-	flags   uintptr     // P of each bucket, and one of the norm
-	factor  uintptr     // F32: what clips and weighs gradients
-	summand uintptr     // F32: factor divided by the number of ranks, with weights
-	norms   []float64   // squares on the host, with weights
-	minimum uintptr     // I32 1, the least count of a flag
-	limit   uintptr     // F32: a square whose high word is as large is not finite
-	highs   uintptr     // the high words of the squares
-	layout  [3][1]int
-	skip    uintptr // I32: how many flags are set
-	skipped [1]int32
-	noted   uintptr // I32: not 0 if the device has skipped a step since takeNote
-	note    [1]kernel.Copy
+	memory  base.Buffer    // of what follows, all of it words
+	squares uintptr        // squared norms, an F64 of each gradient
+	flags   uintptr        // P of each bucket, and one of the norm
+	factor  uintptr        // F32: what clips and weighs gradients
+	summand uintptr        // F32: factor divided by the number of ranks, with weights
+	norms   []float64      // squares on the host, with weights
+	minimum uintptr        // I32 1, the least count of a flag
+	limit   uintptr        // F32: a square whose high word is as large is not finite
+	highs   uintptr        // the high words of the squares
+	layout  [3][1]int      // of the copy to highs: strides there and here, and count
+	skip    uintptr        // I32: how many flags are set
+	skipped [1]int32       // skip on the host
+	noted   uintptr        // I32: not 0 if the device has skipped a step since takeNote
+	note    [1]kernel.Copy // of the copy to noted, reused
 }
 
 // newTransaction configures what buckets share; without kernels they are plain.

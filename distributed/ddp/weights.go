@@ -78,10 +78,10 @@ const maxFixedWeight = 1 << 24
 
 // weights is what the gradients of a rank stand for, with Config.Weighted.
 type weights struct {
-	phase   weightPhase
-	pass    float64 // of the current pass
-	earlier float64 // of the passes before it, which were accumulated
-	unit    float64 // what accumulated sums were divided by: the first weight above 0; 0: nothing was accumulated
+	phase   weightPhase // whether this rank has a weight for the current pass
+	pass    float64     // of the current pass
+	earlier float64     // of the passes before it, which were accumulated
+	unit    float64     // what accumulated sums were divided by: the first weight above 0; 0: nothing was accumulated
 }
 
 // weightPhase is how far the weights of a step are.

@@ -21,19 +21,19 @@ type fragment struct {
 	deltas  []*runtime.Tensor // outer gradients, F32, parts of Loop.delta
 	sync    *ddp.Gradients    // averages deltas
 
-	phase        phase
-	sent, before moment     // when it was sent last, and the time before
-	weight       float64    // of this rank, with Config.Weighted
-	divisor      float64    // what weigh divides by the mean weight
-	begun        chan error // of begin
-	cancel       context.CancelFunc
+	phase        phase              // where it is between two exchanges
+	sent, before moment             // when it was sent last, and the time before
+	weight       float64            // of this rank, with Config.Weighted
+	divisor      float64            // what weigh divides by the mean weight
+	begun        chan error         // of begin
+	cancel       context.CancelFunc // ends begin's exchange; set in phase inFlight
 }
 
 // part is rows of a parameter of the program, which begin with an element.
 type part struct {
 	*runtime.Tensor
 	number int // among the parameters
-	from   int
+	from   int // its first element in the arrays
 }
 
 // visit calls do with the rank's own parameters in a fragment and where they are in the arrays.

@@ -55,13 +55,13 @@ type Loop struct {
 	stats    Stats       // added up since New or Restore
 	skips    repeats.Log // of fragments that were skipped
 	err      error       // sticky; returned by every later call
-	closed   bool
+	closed   bool        // Close was called
 }
 
 // position is where a loop is between two steps.
 type position struct {
-	Now                  moment
-	Round, First, Length int // the window: its number, after how many steps it begins, how many it has
+	Now                  moment // the last step
+	Round, First, Length int    // the window: its number, after how many steps it begins, how many it has
 }
 
 // Stats describes the work of a [Loop] on this rank. After [Loop.Restore], Steps and Rounds continue from the saved

@@ -23,17 +23,17 @@ var kind = state.Kind{
 
 // savedLoop has the fields of a state, in their order.
 type savedLoop struct {
-	fingerprint      uint64
-	shared           bool // the rank that restores it has no parameters
-	position         position
-	fragments        []savedFragment
-	common, velocity []byte // F32
+	fingerprint      uint64          // of the parameters and options that a state is for
+	shared           bool            // the rank that restores it has no parameters
+	position         position        // between two steps
+	fragments        []savedFragment // in order
+	common, velocity []byte          // F32
 }
 
 // savedFragment is a fragment's part of a state.
 type savedFragment struct {
-	phase     phase
-	sent      moment
+	phase     phase  // between two exchanges
+	sent      moment // when it was sent last
 	reduction []byte // the state of its Gradients
 	deltas    []byte // F32, that have landed; empty in other phases
 }

@@ -14,7 +14,7 @@ const (
 // Format is a binary float format narrower than float32, with subnormal
 // numbers: a sign, an exponent and mantissaBits bits of mantissa.
 type Format struct {
-	mantissaBits, bias uint32
+	mantissaBits, bias uint32 // of a number, and what is added to its exponent
 	// Patterns: the sign bit, the largest number, infinity (0 if there is
 	// none) and the NaN with only the quiet bit set. Above the largest number
 	// and other than infinity, all are NaNs.

@@ -6,8 +6,8 @@ import "unsafe"
 
 // frame is a call for enterC, in call_amd64.s, which knows its layout.
 type frame struct {
-	fn   uintptr
-	args [maxIntArgs]uintptr
+	fn   uintptr             // address of the function
+	args [maxIntArgs]uintptr // integers and pointers
 }
 
 // enterCAddress and enterEachAddress are the entries of enterC and enterEach.

@@ -10,8 +10,8 @@ import (
 
 // frame is a call.
 type frame struct {
-	fn   uintptr
-	args [maxIntArgs]uintptr
+	fn   uintptr             // address of the function
+	args [maxIntArgs]uintptr // integers and pointers
 }
 
 // callInt calls f through purego.

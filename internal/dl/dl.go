@@ -29,8 +29,8 @@ import (
 
 // Func is a C function, found or not.
 type Func struct {
-	address uintptr
-	name    string
+	address uintptr // 0 if the library lacks it
+	name    string  // of the symbol
 }
 
 // Name is what the library's documentation calls the function: its symbol,
@@ -87,8 +87,8 @@ type Data uintptr
 // Library is an open shared library. It stays open: C libraries with threads
 // and exit handlers do not survive being unloaded.
 type Library struct {
-	name   string
-	handle uintptr
+	name   string  // the candidate that was opened
+	handle uintptr // of the system's loader
 }
 
 // Open opens the first of the candidates (file names that the system's loader

@@ -7,14 +7,15 @@ const maxCalls = 8
 // longer than a short function, and a sequence enters it once. [NewSequence] makes
 // one.
 type Sequence struct {
-	left  uintptr // calls that are not done
+	left uintptr // calls that are not done
+	// calls are in the order in which they were added; the first n are set.
 	calls [maxCalls]struct {
 		frame
 		flag  uintptr // unless 0: the call is repeated until an int there is not 0,
 		times uintptr // but no more often than this in all
 	}
-	n     int
-	names [maxCalls]string
+	n     int              // calls that were added
+	names [maxCalls]string // of their functions
 }
 
 // NewSequence returns an empty sequence, on the heap: a stack could move while C

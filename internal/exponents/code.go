@@ -16,10 +16,10 @@ const (
 
 // prefixCode has the code of each exponent.
 type prefixCode struct {
-	lowest  byte
-	highest byte
+	lowest  byte       // exponent that has a code
+	highest byte       // exponent that has a code
 	lengths [256]uint8 // 0: no code
-	codes   codes
+	codes   codes      // by exponent
 }
 
 // codes have their first bit as the lowest, and their length in the upper 16 bits.
@@ -34,8 +34,8 @@ func (c *codes) pair(first, second byte) (code uint64, length uint) {
 
 // leaf is an exponent that is coded, with the number of its occurrences.
 type leaf struct {
-	exponent byte
-	count    int
+	exponent byte // that it stands for
+	count    int  // how often it occurs
 }
 
 // fit sets p to the best code for these counts, of which at least one is not 0.
@@ -70,8 +70,8 @@ func (p *prefixCode) fit(counts *[256]int) {
 // depths counts the leaves at each depth of Huffman's tree. They are sorted by their counts.
 func depths(leaves []leaf, numbers *[256]int) {
 	type node struct {
-		count  int
-		parent int
+		count  int // how often the exponents below it occur
+		parent int // place of the node above
 	}
 	var room [512]node
 	nodes := room[:0]

@@ -44,10 +44,10 @@ const (
 
 // coder has the memory to code a chunk.
 type coder struct {
-	exponents [Chunk]byte
-	counts    [256]int
-	code      prefixCode
-	table     table
+	exponents [Chunk]byte // of a chunk
+	counts    [256]int    // of each exponent
+	code      prefixCode  // of the chunk
+	table     table       // for decoding
 }
 
 var coders = sync.Pool{New: func() any { return new(coder) }}

@@ -24,7 +24,7 @@ type Sum struct {
 
 // Term is an array that is summed.
 type Term struct {
-	Ptr   uintptr
+	Ptr   uintptr     // address of its elements
 	DType dtype.DType // F32, F16 or BF16
 }
 
@@ -52,7 +52,7 @@ const chunk = 8 * Block
 
 // Worker is the memory of one who reduces. The zero Worker is ready.
 type Worker struct {
-	terms     []Term
+	terms     []Term    // of the sum
 	sources   []uintptr // a chunk of each term, as F32
 	wide      []float32 // of terms of other types, a chunk of each
 	targets   []uintptr // of a chunk of results, as F32

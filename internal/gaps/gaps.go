@@ -42,10 +42,10 @@ func (h Header) Ascends() bool {
 
 // Gaps are those before the entries of a block.
 type Gaps struct {
-	gaps [Block]uint32
-	n    int
-	sum  uint64
-	or   uint32
+	gaps [Block]uint32 // the first n are set
+	n    int           // entries of the block
+	sum  uint64        // of the gaps
+	or   uint32        // of the gaps, bit by bit
 }
 
 // Set makes g the gaps before the indices, at least one and at most Block; before is the index before the
@@ -233,9 +233,9 @@ func putHigh(dst []byte, gaps []uint32, k uint, limit uint32) writer {
 
 // writer writes bits.
 type writer struct {
-	dst []byte
-	acc uint64
-	n   uint // bits in acc, below 32
+	dst []byte // what is left to be written
+	acc uint64 // bits that are not in dst yet, the first one lowest
+	n   uint   // bits in acc, below 32
 }
 
 // put writes the n bits of v, at most 32.
@@ -341,8 +341,8 @@ func word(src []byte, bit uint) uint64 {
 
 // reader reads bits; there are zeros behind the end.
 type reader struct {
-	src []byte
-	bit uint
+	src []byte // bytes to read
+	bit uint   // number of the next one
 }
 
 func (r *reader) word() uint64 {

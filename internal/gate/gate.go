@@ -151,13 +151,13 @@ const CertificateName = "tutti"
 // processes at its own address, and those get through after some attempts. Of IPv6, the first 64 bits count as the
 // address, as one host may have all that begin with them.
 type Gate struct {
-	Name   string // in the log
-	Places int
-	Log    repeats.Log
+	Name   string      // in the log
+	Places int         // for handshakes at a time
+	Log    repeats.Log // counts lines that repeat
 	// Refused is told of each connection whose handshake has failed, and why. nil tells nobody.
 	Refused func(conn net.Conn, reason string)
 
-	mu         sync.Mutex
+	mu         sync.Mutex                  // guards the fields below
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
 	count      int                         // of these; guarded by mu
 	trouble    error                       // of the last Accept that has ended, nil if it has succeeded; guarded by mu

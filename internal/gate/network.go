@@ -47,7 +47,7 @@ func Listen(ctx context.Context, n Network, address string) (net.Listener, error
 // returns once it is closed is [net.ErrClosed], whatever the program's listener returns then.
 type Listener struct {
 	net.Listener
-	closed atomic.Bool
+	closed atomic.Bool // Close was called
 }
 
 // Bind returns a program's listener as a [Listener], which takes its place: it is the one to be closed.
@@ -96,8 +96,8 @@ func Bound(conn net.Conn) net.Conn {
 // bound is a connection of a program's own network.
 type bound struct {
 	net.Conn
-	read  direction
-	write direction
+	read  direction // deadline of Read
+	write direction // deadline of Write
 }
 
 // Read implements [net.Conn].
@@ -166,9 +166,9 @@ func (unknown) String() string { return "an unknown address" }
 
 // direction is one of the two of a connection, with its deadline.
 type direction struct {
-	conn net.Conn
+	conn net.Conn // that the deadline closes
 
-	mu       sync.Mutex
+	mu       sync.Mutex  // guards the fields below
 	deadline time.Time   // zero for none; guarded by mu
 	timer    *time.Timer // that closes conn at the deadline; nil before the first one; guarded by mu
 	active   int         // calls in flight; guarded by mu

@@ -24,7 +24,7 @@ import (
 type Wait struct {
 	Rank, Size int           // Rank is -1 for a wait within one of any rank of this process
 	Text       func() string // what is waited for, called on another goroutine
-	began      time.Time
+	began      time.Time     // when it was registered
 }
 
 // String says what is waited for, and since when.

@@ -14,8 +14,8 @@ import (
 
 // Variant is a function in which Old is replaced by New.
 type Variant struct {
-	Number   int // what chooses it
-	Old, New string
+	Number   int    // what chooses it
+	Old, New string // text of the source, and what replaces it
 }
 
 // Functions returns the text of a Go file with variants of its functions. A function runs as the

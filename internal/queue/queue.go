@@ -5,8 +5,8 @@ import "math/bits"
 
 // Of is a queue of elements. The zero value is empty.
 type Of[T any] struct {
-	items []T
-	head  int
+	items []T // the first head of them were taken
+	head  int // place of the first element
 }
 
 // Empty reports whether there is nothing.
@@ -60,11 +60,11 @@ type Keyed[T any] struct {
 // node is an element. The first of its key has the place of the last one, and of the first of another key with
 // the same hash.
 type node[T any] struct {
-	key     uint64
-	value   T
-	next    int32 // place of the next element of the key, 0 for none
-	last    int32 // place of the last element of the key
-	another int32 // place of the first element of another key, 0 for none
+	key     uint64 // of the element
+	value   T      // the element
+	next    int32  // place of the next element of the key, 0 for none
+	last    int32  // place of the last element of the key
+	another int32  // place of the first element of another key, 0 for none
 }
 
 // Push adds an element.

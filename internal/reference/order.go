@@ -101,8 +101,8 @@ func fromFloat(dt dtype.DType, v float64) uint64 {
 
 // Ordered is what a reduction gives that keeps the order contract, one period of it.
 type Ordered struct {
-	dt    dtype.DType
-	bytes []byte
+	dt    dtype.DType // type of the elements
+	bytes []byte      // what was reduced so far
 }
 
 // NewOrdered reduces a period of inputs, by rank, element by element.

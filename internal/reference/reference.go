@@ -64,9 +64,9 @@ var inputs, results sync.Map
 
 // reduction is what they are of; of a result, rank is 0.
 type reduction struct {
-	dt         dtype.DType
-	op         reductions.Op
-	rank, size int
+	dt         dtype.DType   // type of the elements
+	op         reductions.Op // the operation
+	rank, size int           // whose result it is, and number of ranks
 }
 
 // once returns what a map has, or what f makes.
@@ -192,7 +192,7 @@ func boolInput(op reductions.Op, rank, size int) []byte {
 
 // Result is what a reduction must give, one period of it.
 type Result struct {
-	dt dtype.DType
+	dt dtype.DType // type of the elements
 	// exact is the encoded result of types that have no tolerance.
 	exact []byte
 	// value and tolerance describe the result of float types.

@@ -6,7 +6,7 @@ import "sync"
 // Log counts events, so that those of one class are logged the first, second, fourth, eighth … time. The zero value
 // has counted none.
 type Log struct {
-	mu    sync.Mutex
+	mu    sync.Mutex     // guards times
 	times map[string]int // by class; nil before the first event; guarded by mu
 }
 

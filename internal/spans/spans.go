@@ -15,11 +15,11 @@ type Set[T any] struct {
 }
 
 type node[T any] struct {
-	from, to    uintptr
+	from, to    uintptr // first address of the range, and the one behind its last
 	farthest    uintptr // the latest end in this tree
-	value       T
-	left, right int32 // places; 0 for none
-	priority    uint32
+	value       T       // what is found by it
+	left, right int32   // places; 0 for none
+	priority    uint32  // mixed from its place; no child has a higher one
 }
 
 // Insert adds a range that is not empty, and returns the place to remove it by, which is not 0.

@@ -7,8 +7,8 @@ import "sync/atomic"
 // have ended. Begin and End are called under a lock of their owner's; anyone may ask at
 // any time. The zero value is ready.
 type Tally struct {
-	begun, ended atomic.Uint64
-	late         []bool // which of those from ended on have
+	begun, ended atomic.Uint64 // operations that have begun, and those of the first ones that have ended
+	late         []bool        // which of those from ended on have
 }
 
 // Begin returns the number of an operation, from 0.

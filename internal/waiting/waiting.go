@@ -50,10 +50,10 @@ func Over(ctx context.Context) bool {
 
 // Reminder tells when a wait is to say what it waits for: after 2 s, and then ever less often.
 type Reminder struct {
-	C     <-chan time.Time
-	timer *time.Timer
-	began time.Time
-	pause time.Duration
+	C     <-chan time.Time // gets a time whenever the wait is to say something
+	timer *time.Timer      // behind C
+	began time.Time        // when the wait began
+	pause time.Duration    // until the next time; doubles up to longest
 }
 
 // Remind begins a wait.

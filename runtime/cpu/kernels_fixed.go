@@ -8,10 +8,10 @@ import (
 
 // fixed is a [kernel.Fixed] whose arrays can be read.
 type fixed struct {
-	sums      []int32
-	exponents []byte
-	skip      int
-	precision int
+	sums      []int32 // of integers
+	exponents []byte  // of blocks
+	skip      int     // elements of the first block that come before
+	precision int     // bits of a contribution
 }
 
 // fixed checks an array of sums.

@@ -21,7 +21,7 @@ type scratch struct {
 	gaps       gaps.Gaps            // of a block of indices
 	lost       []float32            // what rounding loses of the values of a list
 	dst        [1]uintptr           // arguments of a reduction
-	src        [2]uintptr
+	src        [2]uintptr           // operands of a reduction
 }
 
 // resize gives e the length n. Its content is undefined.
@@ -43,8 +43,8 @@ var scratches freelist[scratch]
 // is used first: its memory is in the cache, and has grown to the sizes asked
 // for.
 type freelist[T any] struct {
-	mu   sync.Mutex
-	free []*T // guarded by mu
+	mu   sync.Mutex // guards free
+	free []*T       // guarded by mu
 }
 
 func (f *freelist[T]) get() *T {

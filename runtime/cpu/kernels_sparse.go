@@ -15,8 +15,8 @@ import (
 // entries are sparse elements: indices, strictly ascending if their sender
 // does what he should, and their values.
 type entries struct {
-	idx []int32
-	val []float32
+	idx []int32   // indices
+	val []float32 // values, as many
 }
 
 // cut returns at most the first n entries.

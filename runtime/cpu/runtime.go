@@ -20,7 +20,7 @@ import (
 //
 // It implements [runtime.Runtime], [runtime.Freezer] and [kernel.Provider].
 type Runtime struct {
-	pool *pool.Pool
+	pool *pool.Pool // of memory
 }
 
 var (

@@ -32,8 +32,8 @@ func bringNearest(all []strided.Axis) {
 
 // span is the range of offsets that a copy touches on one side.
 type span struct {
-	lowest  int
-	highest int
+	lowest  int // offset, at most 0
+	highest int // offset, at least 0
 }
 
 func (r *span) extend(stride, size int) {

@@ -54,8 +54,8 @@ const (
 
 // keyRange is a range of magnitude keys, both ends included.
 type keyRange struct {
-	lo uint32
-	hi uint32
+	lo uint32 // lowest key
+	hi uint32 // highest key
 }
 
 var allKeys = keyRange{0, f32.MaxKey}
@@ -158,7 +158,7 @@ func (s *scratch) topKOfCandidates(src *source, found, k int, bracket keyRange, 
 // at less width.
 type guess struct {
 	threshold float32 // 0 or not finite: there is no guess
-	margin    float32
+	margin    float32 // share of threshold by which candidates may be smaller
 }
 
 // How margins move, see [kernel.Kernels].TopK; and the margin of a threshold of SelectNear, which
@@ -216,8 +216,8 @@ const blockSlack = 64
 // border is where the largest elements of an array end: they are those of a larger
 // key, and those of this key that lie before end.
 type border struct {
-	key uint32
-	end int
+	key uint32 // of the smallest of them
+	end int    // elements of key before this place belong to them
 }
 
 // border returns the border of the k largest elements of x, with or without those that are
@@ -407,8 +407,8 @@ func (s *scratch) narrow(x []float32, r keyRange, k int) (part keyRange, inside,
 
 // nearState is the state of selectNear in memory.
 type nearState struct {
-	threshold float32
-	age       int32
+	threshold float32 // of the next step; 0 or not finite: none
+	age       int32   // steps since it was exact
 }
 
 // selectNear implements SelectNear, see [kernel.Kernels].

@@ -51,13 +51,13 @@ func checkCapsule(name string) error {
 
 // array is DLTensor.
 type array struct {
-	data           uintptr
-	device, index  int32
-	rank           int32
-	code, bits     uint8
-	lanes          uint16
+	data           uintptr // address of the memory
+	device, index  int32   // kind of the device, and its number
+	rank           int32   // number of dimensions
+	code, bits     uint8   // kind of the elements, and their bits
+	lanes          uint16  // elements of a vector, 1 for none
 	shape, strides uintptr // of int64
-	offset         uint64
+	offset         uint64  // of the first element, in bytes
 }
 
 // managed is DLManagedTensor.
@@ -68,9 +68,9 @@ type managed struct {
 
 // versioned is DLManagedTensorVersioned.
 type versioned struct {
-	major, minor uint32
+	major, minor uint32  // version of the protocol
 	_, deleter   uintptr // the producer's context
-	flags        uint64
+	flags        uint64  // such as read-only
 	array
 }
 
@@ -206,12 +206,12 @@ func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int,
 
 // exported is a tensor that a consumer has. The memory of the struct is Go's, and stays where it is.
 type exported struct {
-	versioned versioned
-	managed   managed
-	numbers   []int64
-	after     *cuda.Stream // the consumer's, nil if there is none
-	rt        *cuda.Runtime
-	done      func()
+	versioned versioned     // for consumers that know versions
+	managed   managed       // for others
+	numbers   []int64       // shape, and strides behind it
+	after     *cuda.Stream  // the consumer's, nil if there is none
+	rt        *cuda.Runtime // whose memory it is
+	done      func()        // called when the consumer has released it
 }
 
 // exports are the exported tensors of the process, by the address of the struct.

@@ -10,8 +10,8 @@ type AsyncCopier interface {
 
 // Span is memory of a device.
 type Span struct {
-	Ptr   uintptr
-	Bytes int
+	Ptr   uintptr // address
+	Bytes int     // length
 }
 
 // HostCopy is an asynchronous copy of device memory to the host, in stream order. It belongs

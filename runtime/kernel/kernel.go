@@ -62,10 +62,10 @@ type Source struct {
 
 // Copy is a copy of N elements, bit for bit.
 type Copy struct {
-	Dst   uintptr
-	Src   uintptr // 0 stores zeros
-	DType dtype.DType
-	N     int
+	Dst   uintptr     // where the elements go
+	Src   uintptr     // 0 stores zeros
+	DType dtype.DType // their type
+	N     int         // number of elements
 }
 
 // MaxCopies is how many copies [Kernels.CopyIf] makes at most.

@@ -17,17 +17,17 @@ import (
 // Config says how a [Reducer] reduces a gradient, field by field as sparse.Config does, which documents them.
 // A [Settings] has the defaults.
 type Config struct {
-	Pattern         string
-	Values          string // the codec
-	Density         float64
-	Selector        Selector // nil: the pattern's own
-	NoErrorFeedback bool
-	Momentum        float64 // 0: none
-	ClipNorm        float64 // 0: none
-	ClipGlobal      bool
-	NoUndo          bool
-	NonFinite       NonFinitePolicy
-	Schedule        Schedule
+	Pattern         string          // the name of the pattern; "": dense
+	Values          string          // the codec
+	Density         float64         // share of the entries that is selected, in (0, 1]
+	Selector        Selector        // nil: the pattern's own
+	NoErrorFeedback bool            // residuals are discarded
+	Momentum        float64         // 0: none
+	ClipNorm        float64         // 0: none
+	ClipGlobal      bool            // ClipNorm is of the root mean square over the ranks
+	NoUndo          bool            // a step cannot be rolled back, which saves memory
+	NonFinite       NonFinitePolicy // what follows a gradient that is not finite
+	Schedule        Schedule        // of the density
 }
 
 // NonFinitePolicy says what becomes of a step in which a rank's gradient is not finite.
@@ -50,7 +50,7 @@ var ErrNonFinite = errors.New("gradient is not finite")
 type Schedule = struct {
 	WarmupSteps   int       // dense steps at the start
 	Densities     []float64 // of the epochs that follow them
-	StepsPerEpoch int
+	StepsPerEpoch int       // length of an epoch of Densities, in steps
 }
 
 // Selector selects the entries that a rank sends, instead of a pattern's own selection.

@@ -28,7 +28,7 @@ const checksumBytes = 4
 
 // Encoder builds a state.
 type Encoder struct {
-	state []byte
+	state []byte // what was encoded so far
 }
 
 // NewEncoder begins a state with room for so many bytes of fields.

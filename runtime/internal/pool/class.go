@@ -8,10 +8,10 @@ import (
 
 // counters are what a class or the large blocks count under their lock.
 type counters struct {
-	allocations int64
-	hits        int64
-	cachedBytes int64
-	liveBlocks  int64
+	allocations int64 // of blocks
+	hits        int64 // allocations that a free block served
+	cachedBytes int64 // of free blocks
+	liveBlocks  int64 // that were not freed
 }
 
 func (n *counters) took(size int, hit, reused bool) {
@@ -66,7 +66,7 @@ func remove(o owner, which func(*region) bool) (removed []*region) {
 type class struct {
 	sync.Mutex
 	counters
-	size  int
+	size  int       // of a block, in bytes
 	slabs []*region // all of them
 	open  []*region // those with room; the last is used first
 }

@@ -12,7 +12,7 @@ const (
 
 // index finds the region an address belongs to without a lock.
 type index struct {
-	root [1 << rootBits]atomic.Pointer[leaf]
+	root [1 << rootBits]atomic.Pointer[leaf] // tables of granules; nil where no region is
 }
 
 type leaf [1 << leafBits]atomic.Pointer[region]

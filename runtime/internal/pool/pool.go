@@ -64,17 +64,17 @@ type Config struct {
 // Small sizes are cut from slabs, one lock per size class; large ones are
 // separate mappings. No such lock is held while the system works.
 type Pool struct {
-	config       Config
-	largestClass int // the largest block cut from a slab
-	colorRoom    int // how much longer than its block a mapping must be
+	config       Config // as it was passed
+	largestClass int    // the largest block cut from a slab
+	colorRoom    int    // how much longer than its block a mapping must be
 
-	classes []class
-	large   large
-	index   index
+	classes []class // of small blocks, by size
+	large   large   // blocks that have a mapping each
+	index   index   // finds the region of an address
 
-	live, peak atomic.Int64
+	live, peak atomic.Int64 // bytes of blocks in use, and the most that there were
 	frozen     atomic.Int32 // how often Freeze was called without Unfreeze
-	closed     atomic.Bool
+	closed     atomic.Bool  // Close was called
 
 	// exchange is held for reading while memory moves from or to the system:
 	// Freeze and Close wait for that to end. It is locked before any other.

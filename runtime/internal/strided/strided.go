@@ -15,9 +15,9 @@ import (
 // Axis is one dimension of a strided copy: its size, and by how many elements
 // a step along it moves in the destination and in the source.
 type Axis struct {
-	Size int
-	Dst  int
-	Src  int
+	Size int // number of steps
+	Dst  int // elements of a step in the destination
+	Src  int // elements of a step in the source
 }
 
 // Axes checks the arguments of CopyStrided of [runtime.Runtime], all but the

@@ -347,8 +347,8 @@ func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 
 // bins are the codes of the values of a group, and the partial sums of those with each code.
 type bins struct {
-	codes [group]byte
-	parts [4]partial
+	codes [group]byte // of two bits
+	parts [4]partial  // partial sums, by code
 }
 
 // encodeBins writes a group of an array in CodecI2.
