@@ -172,9 +172,9 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 
 // memorySpan is where a tensor lies.
 type memorySpan struct {
-	name     string // the tensor's
-	from, to uintptr
-	written  bool // an update changes it
+	name     string  // the tensor's
+	from, to uintptr // first address, and the one behind the last
+	written  bool    // an update changes it
 }
 
 // separate refuses tensors to be written that share memory with each other, or with tensors that are only read.

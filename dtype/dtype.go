@@ -40,10 +40,10 @@ const (
 
 // info is what the package knows of one DType.
 type info struct {
-	name   string
-	size   int
-	float  bool
-	signed bool
+	name   string // as String has it
+	size   int    // bytes of an element
+	float  bool   // a floating-point type
+	signed bool   // it has negative numbers
 }
 
 var infos = [numTypes]info{

@@ -51,15 +51,15 @@ const (
 // session is a store of one process.
 type session struct {
 	Config
-	lease *concurrency.Session
-	ttl   time.Duration   // of the lease, which etcd may grant for longer than Silence
-	ctx   context.Context // until Close
-	end   context.CancelFunc
-	drops sync.WaitGroup
-	done  chan struct{}
+	lease *concurrency.Session // of the session
+	ttl   time.Duration        // of the lease, which etcd may grant for longer than Silence
+	ctx   context.Context      // until Close
+	end   context.CancelFunc   // ends ctx
+	drops sync.WaitGroup       // deletions in flight, which Close waits for
+	done  chan struct{}        // closed when the session has ended
 
-	mu  sync.Mutex
-	err error
+	mu  sync.Mutex // guards err
+	err error      // why it has ended; nil: it has not; guarded by mu
 }
 
 // Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. An etcd

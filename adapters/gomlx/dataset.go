@@ -19,17 +19,17 @@ import (
 // and the next one begins the next epoch, in another order. Its position is the number of
 // epochs and of batches that were taken, for checkpoints.
 type Dataset struct {
-	name           string
-	inputs, labels []*tensors.Tensor
-	cfg            distributed.SamplerConfig
-	sampler        *distributed.Sampler
-	n              int
-	size           int
-	ranks          int
-	infinite       bool
-	epoch, batch   int
-	batches        [][]int // of the epoch
-	compared       bool    // all ranks have these examples
+	name           string                    // in errors
+	inputs, labels []*tensors.Tensor         // what batches are cut from
+	cfg            distributed.SamplerConfig // as it was passed
+	sampler        *distributed.Sampler      // shares the examples among the ranks
+	n              int                       // examples
+	size           int                       // of a batch
+	ranks          int                       // that share the examples
+	infinite       bool                      // epochs follow each other without an end
+	epoch, batch   int                       // that goes on, and its next batch
+	batches        [][]int                   // of the epoch
+	compared       bool                      // all ranks have these examples
 }
 
 // NewDataset returns the share of c's rank of examples: the first axis of each tensor numbers them. All ranks have all

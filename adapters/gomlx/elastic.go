@@ -20,7 +20,7 @@ import (
 
 // position is what a member that joins gets beside the variables.
 type position struct {
-	Step, Epoch, Batch int
+	Step, Epoch, Batch int      // of the training, and the place in its data
 	Reduction          []byte   // the state that all ranks share
 	Paths              []string // of the variables that follow
 }
@@ -109,9 +109,9 @@ func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 // trainer is what a member trains: the variables of a model, the loop's step and the position in the data.
 type trainer struct {
 	*ddp.Gradients
-	optimizer *Optimizer
-	loop      *train.Loop
-	data      *Dataset
+	optimizer *Optimizer  // that has the Gradients
+	loop      *train.Loop // of the training
+	data      *Dataset    // of the training
 }
 
 // Rebind implements [elastic.Trainer].

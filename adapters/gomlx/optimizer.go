@@ -43,25 +43,25 @@ const scope = "/tutti"
 // random numbers among them. What train.AddPerStepUpdateGraphFn adds runs before the update.
 type Optimizer struct {
 	world
-	cfg   ddp.Config
-	inner optimizer.Interface
-	sync  *ddp.Gradients
-	saved [][]byte // what Restore got before the first step
+	cfg   ddp.Config          // as it was passed
+	inner optimizer.Interface // makes the updates
+	sync  *ddp.Gradients      // averages gradients; nil before the first step
+	saved [][]byte            // what Restore got before the first step
 
 	params   []*model.Variable // of the first graph
 	slots    []*model.Variable // their gradients, in the order of all ranks
 	averages []*model.Variable // of batch normalization, if they are synchronized
 	reduced  *tensors.Tensor   // the first slot's value in the last update: each graph that updates makes another
-	update   *model.Exec
+	update   *model.Exec       // makes an update from the slots
 
-	syncBatchNorm bool
+	syncBatchNorm bool // see SyncBatchNorm
 }
 
 // world is what hooks of GoMLX lack.
 type world struct {
-	ctx context.Context // of the training
-	c   comm.Communicator
-	rt  *cpu.Runtime
+	ctx context.Context   // of the training
+	c   comm.Communicator // to all ranks
+	rt  *cpu.Runtime      // of gradients on the host
 }
 
 // New returns an optimizer that averages over the ranks of c as cfg says, densely

@@ -24,13 +24,13 @@ import (
 type Outer struct {
 	optimizer.Interface
 	world
-	cfg   outer.Config
-	loop  *outer.Loop
-	saved [][]byte // what Restore got before the first step
+	cfg   outer.Config // as it was passed
+	loop  *outer.Loop  // nil before the first step
+	saved [][]byte     // what Restore got before the first step
 
-	variables []*model.Variable
-	copies    [][]byte
-	tensors   []*runtime.Tensor
+	variables []*model.Variable // that are trained, in the order of all ranks
+	copies    [][]byte          // of their values, which the loop changes
+	tensors   []*runtime.Tensor // the copies
 }
 
 // NewOuter returns an optimizer that leaves steps to inner and exchanges with the ranks of c as cfg

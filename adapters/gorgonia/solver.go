@@ -26,10 +26,10 @@ import (
 // Solver averages gradients over ranks before a solver of Gorgonia uses them.
 type Solver struct {
 	ctx   context.Context // of the training: Step has none
-	inner gorgonia.Solver
-	rt    *cpu.Runtime
-	sync  *ddp.Gradients
-	names []string // of the parameters
+	inner gorgonia.Solver // makes the updates
+	rt    *cpu.Runtime    // of gradients on the host
+	sync  *ddp.Gradients  // averages gradients; nil before the first step
+	names []string        // of the parameters
 }
 
 // New gives all ranks rank 0's parameters, and returns a solver that averages their
@@ -108,8 +108,8 @@ func (s *Solver) Close() error {
 // evaluated, State, Restore, Stats.
 type Outer struct {
 	*outer.Loop
-	solver  *Solver // without a reduction
-	tensors []*runtime.Tensor
+	solver  *Solver           // without a reduction
+	tensors []*runtime.Tensor // the parameters
 }
 
 // NewOuter gives all ranks rank 0's parameters, of F32, and returns a solver that leaves steps to

@@ -24,18 +24,18 @@ import (
 
 // Metrics are those of one rank. Its methods may be called by several goroutines.
 type Metrics struct {
-	steps          prometheus.Counter
-	rounds         prometheus.Counter
-	skipped        prometheus.Counter
-	elements       prometheus.Counter
-	bytes          prometheus.Counter
-	launch         prometheus.Counter
-	wait           prometheus.Counter
-	exchange       prometheus.Counter
-	hidden         prometheus.Counter
-	epoch, members prometheus.Gauge
+	steps          prometheus.Counter // that were made
+	rounds         prometheus.Counter // of outer loops
+	skipped        prometheus.Counter // steps that were rolled back for a number that is not finite
+	elements       prometheus.Counter // that this rank has sent
+	bytes          prometheus.Counter // that this rank has sent
+	launch         prometheus.Counter // seconds in Ready
+	wait           prometheus.Counter // seconds in Wait
+	exchange       prometheus.Counter // seconds of asynchronous exchanges
+	hidden         prometheus.Counter // seconds of these behind the backward pass
+	epoch, members prometheus.Gauge   // of an elastic job, and its number of members
 
-	mu    sync.Mutex
+	mu    sync.Mutex  // guards outer
 	outer outer.Stats // those that were counted last; zero: none; guarded by mu
 }
 

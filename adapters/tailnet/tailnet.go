@@ -62,7 +62,7 @@ func (n *Network) Listen(network, address string) (net.Listener, error) {
 // listener has its node's address, which tsnet's listeners leave out.
 type listener struct {
 	net.Listener
-	public net.Addr
+	public net.Addr // the address by which others reach it
 }
 
 // Addr implements [net.Listener].

@@ -55,8 +55,8 @@ const readBytes = 64 << 10
 
 // xorDecoder reads the bits that change.
 type xorDecoder struct {
-	from *zstd.Decoder
-	bits []byte
+	from *zstd.Decoder // the decompressed XOR
+	bits []byte        // of a chunk, reused
 }
 
 func (x *xorDecoder) Decode(data []byte) error {
@@ -76,13 +76,13 @@ func (x *xorDecoder) Close() { x.from.Close() }
 
 // overwriteDecoder reads the bytes that change, and where.
 type overwriteDecoder struct {
-	frames    [2]*zstd.Decoder
-	positions *bufio.Reader
-	values    *bufio.Reader
-	bytes     int64 // of the tensor
-	decoded   int64 // of these
-	left      int64 // changes that were not made
-	next      int64 // where the next one is, if any is left
+	frames    [2]*zstd.Decoder // of positions and of values
+	positions *bufio.Reader    // of changes, decompressed
+	values    *bufio.Reader    // of changes, decompressed
+	bytes     int64            // of the tensor
+	decoded   int64            // of these
+	left      int64            // changes that were not made
+	next      int64            // where the next one is, if any is left
 }
 
 // begin reads how many bytes change, and the first position.

@@ -41,7 +41,7 @@ func (f Format) encoder(dir *os.Root, bytes int64) encoder {
 
 // xorEncoder writes a frame of the bits that change.
 type xorEncoder struct {
-	bytes     int64
+	bytes     int64       // length of the tensor
 	frame     *spool      // nil once it is returned
 	to        *compressor // nil: nothing has changed yet
 	unchanged int64       // bytes before the first change
@@ -92,12 +92,12 @@ func (zeros) Read(p []byte) (int, error) {
 
 // overwriteEncoder writes a frame of the bytes that change, and where, after it has seen all of them.
 type overwriteEncoder struct {
-	dir       *os.Root
-	positions *spool
-	values    *spool
-	position  int64
-	batch     []byte // positions that are found
-	bytes     []byte // and values
+	dir       *os.Root // of spools
+	positions *spool   // of changes
+	values    *spool   // of changes
+	position  int64    // of the next element
+	batch     []byte   // positions that are found
+	bytes     []byte   // and values
 }
 
 func (o *overwriteEncoder) Encode(old, now []byte) error {
@@ -175,7 +175,7 @@ var (
 
 // compressor writes a frame, which says how long the content is: engines ask for that.
 type compressor struct {
-	to    io.Writer
+	to    io.Writer     // where the frame goes
 	short []byte        // what a short frame will have
 	long  *zstd.Encoder // nil: the frame is short
 }

@@ -167,15 +167,15 @@ func (f Format) write(ctx context.Context, out string, base []delta.Tensor, d *d
 
 // sink takes a tensor that is made, from its beginning to its end, and writes how it has changed.
 type sink struct {
-	writer  *shardWriter
-	number  int // among the tensors that are not empty
-	base    delta.Tensor
-	bytes   int64
-	changes encoder // nil: nothing was written yet, or all was
-	frame   *spool  // nil: there is none yet, or nothing changes
-	written int64   // bytes
-	old     []byte  // what the base has there
-	sum     hash.Hash
+	writer  *shardWriter // of its shard
+	number  int          // among the tensors that are not empty
+	base    delta.Tensor // what the tensor was before
+	bytes   int64        // of the tensor
+	changes encoder      // nil: nothing was written yet, or all was
+	frame   *spool       // nil: there is none yet, or nothing changes
+	written int64        // bytes
+	old     []byte       // what the base has there
+	sum     hash.Hash    // of all bytes
 }
 
 // Sequential has the tensor written in order.
@@ -241,10 +241,10 @@ func (s *sink) Close() (err error) {
 
 // shardWriter writes the shards of a delta, under numbers until it is known how many there are.
 type shardWriter struct {
-	dir    *os.Root
-	format Format
+	dir    *os.Root // of the shards
+	format Format   // of the frames
 
-	mu      sync.Mutex
+	mu      sync.Mutex     // guards the fields below
 	next    int            // the number of the tensor whose frame is next; guarded by mu
 	frames  map[int]*sink  // of tensors behind it, by number; guarded by mu
 	entries []sharedEntry  // of the shard that is next, in the order of data; guarded by mu
@@ -255,9 +255,9 @@ type shardWriter struct {
 
 // sharedEntry is a tensor of a shard.
 type sharedEntry struct {
-	name   string
-	sum    string
-	length int64 // of its frame
+	name   string // of the tensor
+	sum    string // checksum of its bytes
+	length int64  // of its frame
 }
 
 // add adds the frame of a tensor, in the order of tensors, and those that have waited for it.

@@ -44,7 +44,7 @@ var types = map[string]dtype.DType{
 // section is a part of a file.
 type section struct {
 	*os.File
-	offset, bytes int64
+	offset, bytes int64 // of its first byte, and their number
 }
 
 func (s section) ReadAt(p []byte, offset int64) (int, error) {
@@ -114,9 +114,9 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 // file is one of weights.
 type file struct {
 	*os.File
-	name    string // in its folder
-	header  []byte // with its length
-	tensors []delta.Tensor
+	name    string         // in its folder
+	header  []byte         // with its length
+	tensors []delta.Tensor // as the header has them
 }
 
 // errJSON is the error of a file that has JSON instead of a header.

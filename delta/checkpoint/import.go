@@ -26,7 +26,7 @@ import (
 
 // location is where the files of a delta in the shared format are.
 type location struct {
-	folder string
+	folder string   // of the files
 	url    *url.URL // nil: they are in folder; otherwise folder keeps what is downloaded
 }
 
@@ -118,8 +118,8 @@ func (l *location) read(ctx context.Context, name string) ([]byte, error) {
 
 // shared is a delta in the shared format.
 type shared struct {
-	format Format
-	files  []*os.File
+	format Format           // of the frames
+	files  []*os.File       // of the shards
 	frames map[string]frame // by tensor
 }
 
@@ -231,14 +231,14 @@ func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 
 // patched is a tensor that a delta in the shared format makes, to be read from its beginning to its end.
 type patched struct {
-	format Format
-	frame  frame
-	base   delta.Memory
-	bytes  int64
+	format Format       // of the frame
+	frame  frame        // of the tensor
+	base   delta.Memory // what the tensor was before
+	bytes  int64        // of the tensor
 
-	changes decoder // nil: nothing is read yet, or all
-	read    int64   // bytes
-	sum     hash.Hash
+	changes decoder   // nil: nothing is read yet, or all
+	read    int64     // bytes
+	sum     hash.Hash // of all bytes
 }
 
 // Sequential has the tensor read in order.

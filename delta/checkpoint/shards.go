@@ -27,7 +27,7 @@ const maxShards = 4096
 
 // checkpoint is a file of weights, or several with an index.
 type checkpoint struct {
-	files []*file
+	files []*file // the shards
 	// index is the file that says which tensor is in which shard, and indexName its name; nil: there is one file, and
 	// no index.
 	index     []byte

@@ -13,11 +13,11 @@ const spoolBytes = 64 << 10
 
 // spool keeps what is written until it is read: some of it in memory, and more in a temporary file.
 type spool struct {
-	dir    *os.Root // of the file
-	memory bytes.Buffer
-	name   string   // of the file; "" if all is in memory
-	file   *os.File // nil without a name, and from park on
-	length int64    // of all
+	dir    *os.Root     // of the file
+	memory bytes.Buffer // what the file does not have
+	name   string       // of the file; "" if all is in memory
+	file   *os.File     // nil without a name, and from park on
+	length int64        // of all
 }
 
 // Write implements [io.Writer].

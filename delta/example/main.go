@@ -129,11 +129,11 @@ const perUnit = digits.Pixels + digits.Classes
 
 // network has a hidden layer of rectified linear units.
 type network struct {
-	training      digits.Set
-	weights       []float32
-	mean, square  []float32 // of the gradients, by Adam
-	gradient      []float32
-	step, samples int
+	training      digits.Set // images
+	weights       []float32  // of all units
+	mean, square  []float32  // of the gradients, by Adam
+	gradient      []float32  // of the weights
+	step, samples int        // of Adam, and images that were read
 }
 
 func newNetwork(hidden int) (*network, error) {

@@ -22,9 +22,9 @@ import (
 // on others. The parameters are the same on all ranks; what a rank has not sent yet,
 // and its momentum, are its own.
 type checkpoint struct {
-	Epoch      int
-	Parameters []float32
-	Ranks      [][]byte // of each rank, the state of its exchange
+	Epoch      int       // the next one
+	Parameters []float32 // of the model
+	Ranks      [][]byte  // of each rank, the state of its exchange
 }
 
 // save gathers the states of the ranks on rank 0, which writes the file.

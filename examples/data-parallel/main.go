@@ -30,12 +30,12 @@ import (
 
 // settings are the same on all ranks.
 type settings struct {
-	epochs       int
-	batch        int // images of a rank in a step
-	learningRate float32
-	momentum     float64
-	pattern      string
-	density      float64
+	epochs       int     // how often to see all images
+	batch        int     // images of a rank in a step
+	learningRate float32 // before the exchange
+	momentum     float64 // within the exchange
+	pattern      string  // what is sent
+	density      float64 // share of the entries that is sent
 	clip         float64 // largest norm of an update; 0 is none
 	checkpoint   string  // file, none if empty
 }
@@ -85,8 +85,8 @@ func main() {
 
 // result is what a training came to.
 type result struct {
-	ranks      int
-	epochs     int
+	ranks      int     // of the world
+	epochs     int     // that were trained
 	accuracy   float64 // on images that it was not trained on
 	sent       float64 // bytes, the average of the ranks
 	parameters uint32  // checksum

@@ -13,7 +13,7 @@ const hidden = 32 // units of the layer between pixels and digits
 // model is a perceptron with one hidden layer of rectified linear units and a
 // softmax. Its parameters are one slice, so that an update is one tensor.
 type model struct {
-	parameters []float32
+	parameters []float32 // of both layers
 }
 
 // layers are the parts of parameters, or of their gradient: weights row by row,

@@ -67,13 +67,13 @@ const (
 
 // training is the state of one rank.
 type training struct {
-	weights    []float32
-	gradient   []float32
+	weights    []float32       // of the regression
+	gradient   []float32       // of a microbatch
 	parameters *runtime.Tensor // of weights
 	tensor     *runtime.Tensor // of gradient
-	sync       *ddp.Gradients
-	set, test  digits.Set
-	order      []int // of images
+	sync       *ddp.Gradients  // averages gradients
+	set, test  digits.Set      // images for training, and others for the test
+	order      []int           // of images
 }
 
 // newTraining begins a training on the ranks of a communicator.

@@ -11,9 +11,9 @@ import (
 // goes on with the next. The host submits everything and waits for nothing: the
 // communicator's stream waits for a gradient, and the compute stream for the sums.
 type reducer struct {
-	comm    comm.Communicator
-	order   comm.StreamOrder // the same communicator's
-	compute uintptr          // the stream that gradients are computed on
+	comm    comm.Communicator // of this GPU
+	order   comm.StreamOrder  // the same communicator's
+	compute uintptr           // the stream that gradients are computed on
 }
 
 // newReducer makes a reducer of the gradients that are computed on a stream.

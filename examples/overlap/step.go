@@ -20,14 +20,14 @@ func (w way) String() string {
 
 // step is what was measured of one.
 type step struct {
-	way   way
-	total time.Duration
-	spans []span
+	way   way           // in which it was made
+	total time.Duration // time until all sums are there
+	spans []span        // on both streams
 }
 
 // span is when a stream was busy with a gradient, or with its sum.
 type span struct {
-	lane       lane
+	lane       lane          // the stream
 	start, end time.Duration // since the step began
 }
 

@@ -29,10 +29,10 @@ var gradientPTX []byte
 
 // worker is one rank.
 type worker struct {
-	comm      *nccl.Comm
-	rt        *cuda.Runtime
-	reducer   *reducer
-	kernel    *cuda.Kernel
+	comm      *nccl.Comm      // of this GPU
+	rt        *cuda.Runtime   // the GPU
+	reducer   *reducer        // orders the streams
+	kernel    *cuda.Kernel    // that computes gradients
 	delta     *runtime.Tensor // what gradients are computed from: of the outputs,
 	input     *runtime.Tensor // and the inputs
 	gradients uintptr         // all of them, one after the other

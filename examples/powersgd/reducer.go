@@ -17,7 +17,7 @@ import (
 // residual as P·Qᵀ of a low rank, by one step of a power iteration from the last Q, and keeps what
 // this rank's share lacks. Vectors, and matrices no larger than P and Q, are averaged as they are.
 type powerSGD struct {
-	parts       []part
+	parts       []part          // of the bucket
 	residual, q *runtime.Tensor // q: the columns of all Q
 	p           *runtime.Tensor // the columns of all P, and what is averaged as it is
 }

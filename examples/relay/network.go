@@ -48,8 +48,8 @@ func (n network) request(ctx context.Context, line string) (net.Conn, error) {
 type listener struct {
 	network
 	address
-	ctx context.Context // until Close
-	end context.CancelFunc
+	ctx context.Context    // until Close
+	end context.CancelFunc // ends ctx
 }
 
 // Accept implements [net.Listener].

@@ -39,7 +39,7 @@ func relayOn(l net.Listener) error {
 
 // relay joins connections of those that dial an address and of those that accept there.
 type relay struct {
-	mu        sync.Mutex
+	mu        sync.Mutex            // guards accepting
 	accepting map[string][]net.Conn // by address; guarded by mu
 }
 

@@ -45,8 +45,8 @@ func (m *moments) adam(step int, params, gradient *runtime.Tensor) error {
 
 // sharded has moments and parameters of this rank's shard of each bucket.
 type sharded struct {
-	moments []moments
-	params  []*runtime.Tensor
+	moments []moments         // by bucket
+	params  []*runtime.Tensor // this rank's shards, by bucket
 }
 
 // Update implements [softmax.Optimizer].

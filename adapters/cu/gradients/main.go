@@ -86,11 +86,11 @@ func main() {
 
 // gpu is what cu made on a GPU.
 type gpu struct {
-	device  cu.Device
-	context cu.CUContext
-	stream  cu.Stream
-	fill    cu.Function
-	memory  cu.DevicePtr
+	device  cu.Device    // the GPU
+	context cu.CUContext // of CUDA, current on the thread that uses it
+	stream  cu.Stream    // that gradients are computed on
+	fill    cu.Function  // kernel that computes a gradient
+	memory  cu.DevicePtr // of the gradients
 }
 
 func run(made bool) error {

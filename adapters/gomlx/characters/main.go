@@ -64,10 +64,10 @@ var source string
 
 // settings are the same on all ranks.
 type settings struct {
-	steps      int
-	pattern    string
-	checkpoint string // directory, none if empty
-	elastic    *elastic.Config
+	steps      int             // with which to end
+	pattern    string          // what is sent
+	checkpoint string          // directory, none if empty
+	elastic    *elastic.Config // nil: the world is fixed
 }
 
 func main() {

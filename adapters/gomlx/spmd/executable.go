@@ -14,7 +14,7 @@ import (
 
 // executable is a compiled graph.
 type executable struct {
-	graph  *builder
+	graph  *builder      // that it was made of
 	place  int           // of this rank's device in the graph, -1 if the graph does not use it
 	stages []stageRunner // in their order
 	uses   []int         // how often each slot is read
@@ -169,10 +169,10 @@ func shapesOf(values []*value) []shapes.Shape {
 
 // execution is one run of a graph: the buffers of the inner backend that slots hold.
 type execution struct {
-	inner   compute.Backend
-	buffers []compute.Buffer
-	owned   []bool // the execution's own, free when read for the last time
-	unread  []int  // how often each slot will still be read
+	inner   compute.Backend  // backend of the buffers
+	buffers []compute.Buffer // by slot
+	owned   []bool           // the execution's own, free when read for the last time
+	unread  []int            // how often each slot will still be read
 }
 
 // read returns a buffer, and whether the caller owns it from now on.

@@ -14,24 +14,24 @@ import (
 // A stage is a graph of the inner backend, compiled by itself. Values that a later stage uses are results of the
 // stage that computes them and parameters of those that use them.
 type builder struct {
-	backend *backend
-	name    string
-	main    *function
-	stages  []*stage
+	backend *backend  // that it is for
+	name    string    // of the graph
+	main    *function // function of the graph
+	stages  []*stage  // in the order in which they run
 
 	devices    int                 // that run the graph; 1 unless it is distributed
 	assignment []compute.DeviceNum // of devices, by their index; nil: 0, 1, …
 
-	parameters []*value
+	parameters []*value // of main
 	names      []string // of parameters
-	outputs    []*value
-	slots      int // values that have a slot
+	outputs    []*value // of main
+	slots      int      // values that have a slot
 }
 
 // stage is what runs between two reductions.
 type stage struct {
-	builder compute.Builder
-	main    compute.Function
+	builder compute.Builder  // of the inner backend
+	main    compute.Function // its main function
 
 	parameters []int           // slots of main's parameters
 	results    []compute.Value // of main
@@ -45,14 +45,14 @@ type reduction struct {
 	operands []int          // slots
 	shapes   []shapes.Shape // of operands
 	results  []int          // slots
-	op       comm.ReduceOp
-	groups   [][]int // indices of devices
+	op       comm.ReduceOp  // the operation
+	groups   [][]int        // indices of devices
 }
 
 // value is a value of a graph.
 type value struct {
-	shape   shapes.Shape
-	uniform bool // the same on all devices
+	shape   shapes.Shape // of the value
+	uniform bool         // the same on all devices
 
 	stage   *stage                   // that computes it; nil for a parameter and for the result of a reduction
 	inner   compute.Value            // in that stage
@@ -206,9 +206,9 @@ func (g *builder) local(v *value, s *stage) (compute.Value, error) {
 // function is main, whose operations go into the stage that is being built, or a closure or a named function, which
 // are of the stage in which they began.
 type function struct {
-	builder *builder
-	name    string // "" for a closure
-	parent  *function
+	builder *builder         // of the graph
+	name    string           // "" for a closure
+	parent  *function        // in which it was made; nil for main
 	inner   compute.Function // nil for main
 	stage   *stage           // nil for main
 	uniform bool             // what it uses of other functions is the same on all devices
@@ -216,8 +216,8 @@ type function struct {
 
 // operation is one that is being added to a function.
 type operation struct {
-	f       *function
-	stage   *stage
+	f       *function        // in which it is
+	stage   *stage           // in which it runs
 	target  compute.Function // of the inner backend
 	uniform bool             // all operands are
 	err     error            // the first of operands

@@ -23,10 +23,10 @@ import (
 
 // backend is a backend of GoMLX that has a device on every rank.
 type backend struct {
-	compute.Backend // of this rank's device
-	ctx             context.Context
-	world           comm.Communicator
-	rt              *cpu.Runtime
+	compute.Backend                   // of this rank's device
+	ctx             context.Context   // ends waits for other ranks
+	world           comm.Communicator // of all devices, a rank each
+	rt              *cpu.Runtime      // of memory on the host
 
 	mu     sync.Mutex                   // one graph is compared, or makes its communicators, at a time
 	groups map[string]comm.Communicator // of devices that reduce together, by [groupName]; guarded by mu
@@ -143,17 +143,17 @@ func (b *backend) NewSharedBuffer(device compute.DeviceNum, shape shapes.Shape) 
 // memory is a buffer of the inner backend, which several devices hold where their values are the same.
 type memory struct {
 	compute.Buffer
-	holders atomic.Int32
+	holders atomic.Int32 // buffers that share it
 }
 
 // buffer is the value of a tensor on a device.
 type buffer struct {
-	backend *backend
-	device  compute.DeviceNum
-	shape   shapes.Shape
+	backend *backend          // that made it
+	device  compute.DeviceNum // on which it is
+	shape   shapes.Shape      // of its value
 
-	mu     sync.Mutex
-	memory *memory // nil if only the rank of the device has it; guarded by mu
+	mu     sync.Mutex // guards memory
+	memory *memory    // nil if only the rank of the device has it; guarded by mu
 }
 
 // newBuffer returns the buffer of a device that alone holds inner.

@@ -14,9 +14,9 @@ const hidden = 32 // units of the layer between pixels and digits
 
 // model is a perceptron with one hidden layer.
 type model struct {
-	graph          *G.ExprGraph
-	images, labels []float32 // of a batch; labels are one-hot
-	parameters     G.Nodes
+	graph          *G.ExprGraph // of the loss
+	images, labels []float32    // of a batch; labels are one-hot
+	parameters     G.Nodes      // that are trained
 }
 
 func newModel(seed uint64) (*model, error) {

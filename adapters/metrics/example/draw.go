@@ -41,7 +41,7 @@ func scrape(ctx context.Context, url string) (map[string]float64, error) {
 
 // panel is one of the graphs.
 type panel struct {
-	title string
+	title string                                     // above the curve
 	value func(now, rate map[string]float64) float64 // of all metrics, and of their growth a second
 }
 

@@ -139,11 +139,11 @@ func expand(set digits.Set) [][]float32 {
 
 // classifier is a softmax regression on the features of images. The weights of a class are a parameter.
 type classifier struct {
-	inputs     [][]float32 // the features, by image
-	labels     []uint8     // by image
-	weights    [][]float32 // by class
-	gradients  [][]float32 // by class
-	parameters []*runtime.Tensor
+	inputs     [][]float32       // the features, by image
+	labels     []uint8           // by image
+	weights    [][]float32       // by class
+	gradients  [][]float32       // by class
+	parameters []*runtime.Tensor // the weights, as tensors
 	slopes     []*runtime.Tensor // the gradients, as tensors
 }
 

@@ -30,8 +30,8 @@ func List(classes, data []byte, size int) {
 type Index struct {
 	Classes []uint8    // of each element
 	Starts  [256]int32 // how many elements have a lower class than each
-	chunks  []chunk
-	counts  []uint16 // of the classes of all chunks
+	chunks  []chunk    // of elements, in order
+	counts  []uint16   // of the classes of all chunks
 }
 
 // chunk is of chunkLen elements.
@@ -86,7 +86,7 @@ func (x *Index) count(part []uint8) (lowest uint8) {
 // found are entries in a chunk, by their position.
 type found struct {
 	set     [chunkLen / 64]uint64 // bits of positions that have one
-	entries [chunkLen]int32
+	entries [chunkLen]int32       // by position
 }
 
 // Unsort maps ascending ranks in the order of classes, or else of the array, to positions in the array. It sets

@@ -27,8 +27,8 @@ import (
 
 // cluster is an etcd outside.
 type cluster struct {
-	endpoints     []string
-	ca, cert, key string // files; "" for a cluster without TLS
+	endpoints     []string // URLs of its members
+	ca, cert, key string   // files; "" for a cluster without TLS
 }
 
 // open connects to the cluster, and fails if none of it answers, or if this process may not have the keys of jobs. A
@@ -55,13 +55,13 @@ func (c *cluster) open(ctx context.Context, silence time.Duration) (*clientv3.Cl
 
 // member is an etcd in this process.
 type member struct {
-	folder   string
-	name     string
-	cluster  string // "" for a member that is alone
-	state    string
-	peers    string // URLs; "" for those in cluster
-	clients  string // URLs; "" for none
-	logLevel string
+	folder   string          // of its data
+	name     string          // of the member
+	cluster  string          // "" for a member that is alone
+	state    string          // "new" or "existing"
+	peers    string          // URLs; "" for those in cluster
+	clients  string          // URLs; "" for none
+	logLevel string          // of etcd, such as error
 	log      zap.AtomicLevel // logLevel's, once it has started
 }
 

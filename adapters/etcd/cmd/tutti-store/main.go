@@ -35,12 +35,12 @@ func main() {
 
 // config is what the command line says.
 type config struct {
-	listen     string
-	secretFile string
-	silence    time.Duration
-	json       bool
-	outside    cluster
-	embedded   member
+	listen     string        // address for launchers and members
+	secretFile string        // of the job
+	silence    time.Duration // until the lease of a silent process ends
+	json       bool          // write lines of JSON
+	outside    cluster       // an etcd that runs elsewhere
+	embedded   member        // an etcd within this process
 }
 
 func newCommand() *cobra.Command {

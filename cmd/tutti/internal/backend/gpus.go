@@ -33,7 +33,7 @@ type GPUs struct {
 	// NoPeerMemory says why --p2p does not work on all of them.
 	NoPeerMemory string `json:"p2p_unavailable"`
 
-	err error
+	err error // of the first thing that is missing
 }
 
 // LookForGPUs finds out what there is. What is missing is no error.

@@ -16,9 +16,9 @@ import (
 // Reducer averages a gradient over the ranks, step after step: with a pattern
 // between all of them, or densely within hosts and with the pattern between these.
 type Reducer struct {
-	*sparse.Reducer       // with hosts, between the ranks that have the same share
-	host            *host // nil: all ranks are alike
-	last            comm.Communicator
+	*sparse.Reducer                   // with hosts, between the ranks that have the same share
+	host            *host             // nil: all ranks are alike
+	last            comm.Communicator // what Sync waits for
 }
 
 // PatternName is the name of a pattern, what auto has chosen, and as what values travel unless that is f32.

@@ -608,7 +608,7 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 
 // channel is where messages match in order, by ranks in the communicator.
 type channel struct {
-	from, to int
+	from, to int    // rank that sends, and the one that receives
 	tag      uint32 // of the messages
 }
 
