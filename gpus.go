@@ -14,8 +14,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// runGPUs runs body for each rank of this process, on its own GPU: on so many GPUs, 0 for all, or as
-// one process of a job on the GPU with its number on this host.
+// runGPUs runs body for each rank of this process, on its own GPU. A process of a job has one rank, on the GPU with its
+// number on this host. Otherwise ranks is the number of ranks, 0 for all GPUs.
 func runGPUs(ctx context.Context, job rendezvous.Job, ranks int, body func(ctx context.Context, r Rank) error) error {
 	devices, err := cuda.Devices()
 	if err != nil {
@@ -61,8 +61,7 @@ func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
 	return indices, nil
 }
 
-// openGPUs opens GPUs at the same time, as each takes a while. What was opened is returned also with an
-// error.
+// openGPUs opens GPUs at the same time, as each takes a while. GPUs that were opened are returned with an error, too.
 func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 	runtimes := make([]*cuda.Runtime, len(indices))
 	errs := make([]error, len(indices))

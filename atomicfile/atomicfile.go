@@ -1,6 +1,6 @@
-// Package atomicfile writes files whole or not at all: checkpoints, records and pictures. Whatever fails while a file
-// is written, and whoever else writes it, its path leads to the content from before or to one writer's, complete
-// and synced to the disk.
+// Package atomicfile writes files whole or not at all: checkpoints, records and pictures. If writing fails, or several
+// writers write one file, its path leads to the content from before or to one writer's, complete and synced to the
+// disk.
 //
 // The content goes to a temporary file beside the target, whose name no other file has, and which is renamed when it
 // is complete. It is removed after an error or a panic; only a process that is killed leaves it.

@@ -10,8 +10,8 @@ type parent interface {
 	SubCommunicators() []Communicator
 }
 
-// family returns c and its sub-communicators, in the order in which they are closed. Those of
-// a communicator that c decorates come last, as c may need them until it closes.
+// family returns c and its sub-communicators, in the order in which they are closed. Sub-communicators of a
+// communicator that c decorates come last, as c may need them until it closes.
 func family(c Communicator) []Communicator {
 	var children, decorated []Communicator
 	list := &children

@@ -26,7 +26,7 @@ var (
 	// ErrClosed: the communicator was closed.
 	ErrClosed = errors.New("communicator is closed")
 	// ErrBroken: the communicator was aborted earlier. It comes with the first cause.
-	ErrBroken = errors.New("communicator is broken")
+	ErrBroken = errors.New("communicator was aborted")
 	// ErrExhausted: a library, store or machine that the backend needs has no room for more.
 	ErrExhausted = errors.New("resources are exhausted")
 	// ErrMismatch: ranks disagree on what they called.

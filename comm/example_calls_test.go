@@ -259,7 +259,7 @@ func ExampleTracer() {
 	// Output: false
 }
 
-// A kernel that computes a gradient runs on a stream of its own. Two events order the allreduce after it, and what
+// A kernel that computes a gradient runs on its own stream. Two events order the allreduce after it, and what
 // follows after the allreduce, without the host. It needs a GPU, so it is not run here.
 func ExampleStreamSyncOps() {
 	average := func(c comm.Communicator, gradient uintptr, n int, compute uintptr) error {

@@ -38,8 +38,8 @@ func (p *PanicError) Unwrap() error {
 	return err
 }
 
-// runPatience is for how long Run waits, after a failure, for bodies to return before
-// it logs which ones do not. Those in a call return sooner, as its abort ends in seconds.
+// runPatience is for how long Run waits, after a failure, for bodies to return before it logs which ones do not. Bodies
+// in a call return sooner, as its abort ends in seconds.
 const runPatience = 10 * time.Second
 
 // Run runs body for every communicator, each on its own goroutine. The communicators are the ranks of one world in

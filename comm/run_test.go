@@ -23,7 +23,7 @@ import (
 	"github.com/tutti-go/tutti/comm/staged"
 )
 
-// closing is a decorator that has something to give back.
+// closing is a decorator that has something to free.
 type closing struct {
 	comm.Wrapped
 	closed *int

@@ -376,10 +376,10 @@ func (k *kill) step() error {
 	return nil
 }
 
-// TestKills fails at every step of every rank that publishes, transfers or applies a version, once or for ever (as
-// a rank that dies), and looks that each subscriber shows the version before or the new one, bit for bit, and those
-// of a set the same one, but for one that fails while it applies what all have voted for; and that all have the new
-// one after another attempt.
+// TestKills fails at every step of every rank that publishes, transfers or applies a version, once or forever (as a
+// rank that dies), and looks that each subscriber shows the version before or the new one, bit for bit, and those of a
+// set the same one, but for one that fails while it applies what all have voted for; and that all have the new one
+// after another attempt.
 func TestKills(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	old := append(newModel(r, "1 "), newModel(r, "2 ")...)

@@ -269,7 +269,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	return m, nil
 }
 
-// What a rank needs of a publisher.
+// The part of a publisher that a rank needs.
 const (
 	nothing = iota
 	latest  // the latest delta

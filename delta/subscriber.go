@@ -108,13 +108,13 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	}
 	// All ranks have found what became of a version in doubt when they met. If this one cannot apply it, it still takes
 	// part in what follows.
-	settled := s.settle(ctx, m.peers[s.c.Rank()].Version)
+	resolved := s.resolve(ctx, m.peers[s.c.Rank()].Version)
 	messages, err := s.distribute(ctx, m, nil, s.hook)
 	if err != nil {
-		return 0, errors.Join(settled, err)
+		return 0, errors.Join(resolved, err)
 	}
 	v, err := s.prepare(m, messages)
-	err = errors.Join(settled, err)
+	err = errors.Join(resolved, err)
 	if m.voting {
 		err = s.agree(ctx, v, err)
 		ctx = context.WithoutCancel(ctx) // the others do not wait for this rank any more, and commit
@@ -214,8 +214,8 @@ func (v *pending) rollback() (err error) {
 	return err
 }
 
-// settle ends the doubt: the version was committed if the others have it.
-func (s *Subscriber) settle(ctx context.Context, version uint64) error {
+// resolve ends the doubt: the version was committed if the others have it.
+func (s *Subscriber) resolve(ctx context.Context, version uint64) error {
 	v := s.doubt
 	if v == nil {
 		return nil
@@ -267,7 +267,7 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 func (s *Subscriber) Close() {
 	s.updating.Lock()
 	defer s.updating.Unlock()
-	_ = s.settle(context.Background(), 0) // it has no version from now on
+	_ = s.resolve(context.Background(), 0) // it has no version from now on
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.parts {

@@ -1,4 +1,4 @@
-// Package deploy has tests of the manifests beside it, in a module of its own: Kubernetes' types are many.
+// Package deploy has tests of the manifests beside it, in its own module: Kubernetes' types are many.
 package deploy
 
 import (

@@ -184,8 +184,8 @@ func (m *mail) move(ctx context.Context, in []byte, offset, n int, calls func(p 
 		out = make([]byte, wanted)
 		return m.rt.CopyOut(out, p)
 	}()
-	if settled := m.order.DrainToFree(); settled != nil {
-		err = cmp.Or(err, settled)
+	if drained := m.order.DrainToFree(); drained != nil {
+		err = cmp.Or(err, drained)
 	} else {
 		err = errors.Join(err, m.rt.Deallocate(p))
 	}

@@ -3,7 +3,7 @@
 //
 //	go run -C lab . overlap
 //
-// The commands share flags and tables with the tutti command. Those that measure programs build tutti from
+// The commands share flags and tables with the tutti command. Commands that measure programs build tutti from
 // ../cmd/tutti, or take the one that --tutti names.
 package main
 

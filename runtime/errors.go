@@ -10,7 +10,7 @@ var (
 	ErrOutOfMemory = errors.New("out of memory")
 	// ErrFrozen: the pool is frozen and holds no block of that size.
 	ErrFrozen = errors.New("allocator is frozen")
-	// ErrDoubleFree: the block was given back already.
+	// ErrDoubleFree: the block was already freed.
 	ErrDoubleFree = errors.New("memory was freed already")
 	// ErrForeignPointer: the runtime never handed out that address.
 	ErrForeignPointer = errors.New("pointer was not allocated by this runtime")

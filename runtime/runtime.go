@@ -59,11 +59,9 @@ type Runtime interface {
 	// bytes or better, with undefined content. Zero bytes gives address 0,
 	// which Deallocate accepts.
 	Allocate(bytes int) (uintptr, error)
-	// Deallocate gives memory back to the runtime's pool. A pointer that was
-	// given back before, or that this runtime never handed out (one into the
-	// middle of a block, for instance), is an error ([ErrDoubleFree],
-	// [ErrForeignPointer]) and changes nothing. A block whose memory went back
-	// to the system since is foreign.
+	// Deallocate gives memory back to the runtime's pool. A pointer that was freed before, or that this runtime never
+	// handed out (one into the middle of a block, for instance), is an error ([ErrDoubleFree], [ErrForeignPointer]) and
+	// changes nothing. A block whose memory went back to the system since is foreign.
 	Deallocate(ptr uintptr) error
 
 	// CopyIn copies host bytes to device memory.

@@ -37,10 +37,9 @@ const scope = "/tutti"
 // where they are, and a second graph updates the variables. Gradients that the
 // trainer accumulates are reduced once, when they are complete.
 //
-// All ranks have the same trainable variables, and every graph of a trainer uses all
-// of them. Integers and truth values have no gradient and are left alone, whatever marks
-// them trainable: GoMLX's loader of checkpoints marks all that it loads, the state of the
-// random numbers among them. What train.AddPerStepUpdateGraphFn adds runs before the update.
+// All ranks have the same trainable variables, and every graph of a trainer uses all of them. Integers and truth values
+// have no gradient and are left alone, whatever marks them trainable: GoMLX's loader of checkpoints marks all that it
+// loads, the state of the random numbers among them. Graphs of train.AddPerStepUpdateGraphFn run before the update.
 type Optimizer struct {
 	world
 	cfg   ddp.Config          // as it was passed
@@ -82,7 +81,7 @@ func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cf
 
 // Attach has loop reduce gradients after each step. When the loop starts, ranks with different examples in their
 // [Dataset] get [comm.ErrMismatch]. Then, and when the first gradients are reduced, all ranks get rank 0's variables,
-// the state of the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks load.
+// the state of the random numbers among them. If rank 0 loads a checkpoint lazily, all ranks load it.
 func (o *Optimizer) Attach(loop *train.Loop) { o.attach(loop, o.step) }
 
 // attach has loop begin with the same variables on all ranks, and call step after each step.

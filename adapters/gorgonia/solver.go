@@ -103,9 +103,8 @@ func (s *Solver) Close() error {
 	return errors.Join(err, s.rt.Close())
 }
 
-// Outer is a rank's own solver, after whose steps an outer loop averages how far the ranks'
-// parameters have moved. What the loop does is in package outer: Adopt before the model is
-// evaluated, State, Restore, Stats.
+// Outer is a rank's own solver, after whose steps an outer loop averages how far the ranks' parameters have moved.
+// Package outer has the loop: Adopt before the model is evaluated, State, Restore, Stats.
 type Outer struct {
 	*outer.Loop
 	solver  *Solver           // without a reduction

@@ -252,7 +252,7 @@ func TestWrap(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
-// TestOtherParameters: a step with others than New was given is an error.
+// TestOtherParameters: a step with parameters that New was not given is an error.
 func TestOtherParameters(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		r := newRegression(t, 8, 0)

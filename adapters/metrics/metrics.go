@@ -58,7 +58,7 @@ func New(r prometheus.Registerer, labels prometheus.Labels) (*Metrics, error) {
 		rounds: counter("rounds_total", "Windows of an outer loop that ended."),
 		skipped: counter(
 			"skipped_total",
-			"Steps, or fragments of an outer loop, that the ranks dropped as a number was not finite.",
+			"Steps, or fragments of an outer loop, that the ranks skipped because a number was not finite.",
 		),
 		elements: counter("sent_elements_total", "Elements that this rank sent."),
 		bytes:    counter("sent_bytes_total", "Bytes that this rank sent."),
@@ -84,10 +84,9 @@ func (m *Metrics) Reduced(s sparse.Stats) {
 	m.count(s.Skipped, s.SentElements, s.SentBytes, s.SelectTime, s.ExchangeTime)
 }
 
-// Outer counts what an [outer.Loop] has done in this process since the call before. What a
-// loop that was restored had done before it was saved does not count. Call it after each
-// step. Numbers that are lower than before are those of another loop, or of one that was
-// restored, and count from its beginning.
+// Outer counts what an [outer.Loop] has done in this process since the call before. Rounds of a restored loop before it
+// was saved do not count. Call it after each step. Numbers that are lower than before are those of another loop, or of
+// one that was restored, and count from its beginning.
 func (m *Metrics) Outer(s outer.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -178,7 +178,7 @@ func TestAllReduce(t *testing.T) {
 			} else {
 				errs[rank] = distributed.AllReduce(ctx, c, tensor, comm.Sum)
 			}
-			_ = c.Close() // of a world that is broken
+			_ = c.Close() // of a world that was aborted
 		})
 	}
 	all.Wait()

@@ -73,7 +73,7 @@ func TestInterruptedAlone(t *testing.T) {
 	assert.Equal(t, []string{"[0] tutti: interrupted", "tutti: interrupted"}, text[max(len(text)-2, 0):])
 }
 
-// A machine whose launcher is told to end leaves an elastic job in order: nothing of what its members had not sent is lost.
+// A machine whose launcher is told to end leaves an elastic job in order: none of its members' residuals is lost.
 func TestAMachineLeaves(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)

@@ -142,8 +142,7 @@ exec "$0" bench allreduce --backend mpi --timeout 1s`
 	}
 }
 
-// testTimeout stops a rank in the middle of a measurement: the other one gives
-// up and says after what time.
+// testTimeout stops a rank in the middle of a measurement: the other one aborts and says after how long.
 func testTimeout(t *testing.T, mpirun, tutti string) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	const script = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then echo $$ > "$1"; fi

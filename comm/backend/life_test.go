@@ -22,8 +22,8 @@ import (
 
 var errCause = errors.New("no disk space")
 
-// script is a backend that notes the calls of its door. Its waits end when they are
-// let go, when their context ends, or when the life does.
+// script is a backend that records the calls of its adapter. Its waits end when they are let go, when their context
+// ends, or when the life does.
 type script struct {
 	*backend.Base
 	check  backend.Check
@@ -135,7 +135,7 @@ func TestLife(t *testing.T) {
 			s.Abort(errors.New("another cause"))
 			assert.ErrorIs(t, s.Err(), comm.ErrBroken)
 			assert.ErrorIs(t, s.Err(), errCause)
-			assert.EqualError(t, allReduce(s), "script: allreduce on rank 0: communicator is broken: no disk space")
+			assert.EqualError(t, allReduce(s), "script: allreduce on rank 0: communicator was aborted: no disk space")
 			assert.ErrorIs(t, s.Barrier(t.Context()), errCause)
 			require.NoError(t, s.Close(), "the cause is known")
 		}, []string{"abort: no disk space", "sync", "release"}},
@@ -215,7 +215,7 @@ func TestLifeTakesTheCauseOfAnotherOne(t *testing.T) {
 	below.Abort(errCause)
 	above.life.Fail(fmt.Errorf("below: %w", below.Err()))
 	assert.Equal(t, errCause, above.life.Cause())
-	assert.EqualError(t, above.life.Broken(), "communicator is broken: no disk space")
+	assert.EqualError(t, above.life.Broken(), "communicator was aborted: no disk space")
 }
 
 // Until ends with its context, with the first failure, and with Close, whichever comes

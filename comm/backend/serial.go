@@ -23,10 +23,9 @@ type Worker interface {
 	// completed fail with [comm.ErrPeerFailed], even if all its data has arrived, and those that it has completed
 	// still complete. A goodbye with the number of completed collectives tells the two apart.
 	//
-	// If cause is not nil, the rank aborts because of it. A Work or Collective may be in progress
-	// then; it returns promptly, and so does a later one. What they return is ignored. No
-	// method of the communicator returns an error for that reason before both have
-	// returned. The end of ctx bounds what Leave waits for.
+	// If cause is not nil, the rank aborts because of it. A Work or Collective may be in progress then; it returns
+	// promptly, and so does a later one. Their results are ignored. No method of the communicator returns an error for
+	// that reason before both have returned. The end of ctx bounds what Leave waits for.
 	Leave(ctx context.Context, cause error)
 }
 

@@ -79,8 +79,7 @@ func TestSerial(t *testing.T) {
 	assert.ErrorIs(t, c.Sync(t.Context()), comm.ErrClosed)
 }
 
-// A wait whose context ends breaks the communicator, and returns when the worker
-// has given up.
+// A wait whose context ends aborts the communicator, and returns when the worker has stopped.
 func TestSerialGivesUp(t *testing.T) {
 	c, s := serial()
 	require.NoError(t, c.Broadcast(64, 1, dtype.U8, 0))
@@ -95,7 +94,7 @@ func TestSerialGivesUp(t *testing.T) {
 	assert.Empty(t, s.left, "told once")
 }
 
-// An error of the worker breaks the communicator, and so does Abort.
+// An error of the worker aborts the communicator, and so does Abort.
 func TestSerialFails(t *testing.T) {
 	failure := errors.New("no more")
 	c, s := serial()

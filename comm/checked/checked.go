@@ -48,7 +48,7 @@ type Communicator struct {
 	collectives int // compared so far; guarded by mu
 
 	memory sync.Mutex // held from beginning to end of an exchange
-	send   uintptr    // 0 when it was given back; guarded by memory
+	send   uintptr    // 0 when it was freed; guarded by memory
 	recv   uintptr    // guarded by memory
 }
 
@@ -102,7 +102,7 @@ func (k *Communicator) allocate() (err error) {
 	return err
 }
 
-// release gives back what New has made.
+// release frees what New has made.
 func (k *Communicator) release() error {
 	err := k.side.Close()
 	k.memory.Lock()
@@ -282,7 +282,7 @@ func (k *Communicator) exchange(ctx context.Context, call []byte) ([][]byte, err
 	return slices.Collect(slices.Chunk(flat, len(call))), nil
 }
 
-// Wait implements [backend.Backend]. What a Split makes is checked, too.
+// Wait implements [backend.Backend]. Communicators of Split are checked, too.
 func (d decorator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	k := d.k
 	switch {

@@ -101,7 +101,7 @@ func TestCheckedTimesOut(t *testing.T) {
 	done := make(chan struct{})
 	errs := onCheckedRanks(t, rt, 2, 20*time.Millisecond, func(_ context.Context, c *checked.Communicator) error {
 		if c.Rank() == 1 {
-			<-done // comes only after rank 0 has given up
+			<-done // comes only after rank 0 has aborted
 			return nil
 		}
 		defer close(done)
@@ -407,8 +407,8 @@ func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
 	assert.Empty(t, busy.entered)
 }
 
-// leaves is a communicator of which rank 0 has its context canceled, while what a Split
-// has made is split for the first time. The others come when it has given up.
+// leaves is a communicator of which rank 0 has its context canceled, while what a Split has made is split for the first
+// time. The others come when it has aborted.
 type leaves struct {
 	comm.Waits
 	comm.Wrapped

@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// Ranks that call different things are told so, instead of waiting for ever.
+// Ranks that call different things are told so, instead of waiting forever.
 func ExampleNew() {
 	rt := cpu.New()
 	defer rt.Close()

@@ -114,16 +114,16 @@ func (p *probe) relative(kind string, c comm.Communicator) {
 	p.exercise(c)
 }
 
-// abortWhileCallsEnd lets a rank abort from another goroutine while one barrier after the other comes
-// to its end. A barrier that is complete on the rank that aborts is complete on the others, which
-// wait in it, and the one that is not is the last that they enter. Nothing is written after Abort.
-// What an abort and the end of a call do to each other without a lock shows under the race detector.
+// abortWhileCallsEnd lets a rank abort from another goroutine while one barrier after the other comes to its end. A
+// barrier that is complete on the rank that aborts is complete on the others, which wait in it, and the one that is not
+// is the last that they enter. Nothing is written after Abort. The race detector shows accesses of an abort and of an
+// ending call that no lock guards.
 func abortWhileCallsEnd(p *probe) {
 	const dt, n = dtype.U8, 40
 	send := p.alloc(reference.Payload(n, p.rank))
 	recv := p.alloc(make([]byte, n*p.size))
 	mark := reference.Tile(poisonBlock, 0, n*p.size)
-	p.settle()
+	p.awaitCopies()
 	for round := range p.rounds(60) {
 		culprit := p.size - 1 - round%p.size
 		before := 1 + round/p.size%3

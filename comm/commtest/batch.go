@@ -186,7 +186,7 @@ func (b *batch) run() {
 
 // submit submits everything.
 func (b *batch) submit() {
-	b.p.settle()
+	b.p.awaitCopies()
 	for _, s := range b.steps {
 		b.p.must(s.submit(b.c))
 	}

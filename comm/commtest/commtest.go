@@ -93,8 +93,8 @@ type Backend struct {
 	// alone, not by [comm.ErrPeerFailed], and what it aborted may complete on a
 	// peer that comes late.
 	NoPeerFailure bool
-	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in
-	// the same group, and may break the communicator (NCCL).
+	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in the same group, and may abort the
+	// communicator (NCCL).
 	NoLoneSelfReceive bool
 	// NoFixedOrder: reductions do not follow the order contract of [comm.Communicator], and
 	// [comm.FixedOrder] of the backend's communicators says so, which the suite tests (NCCL).

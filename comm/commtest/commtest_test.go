@@ -19,9 +19,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// A suite that cannot fail is worth nothing: the tests below break a good
-// communicator in one way each, and expect the case that is there for it to
-// report it.
+// A suite that cannot fail is worth nothing: the tests below add one defect each to a good communicator, and expect the
+// case that is there for it to report it.
 
 // faulty is a communicator that can be broken method by method.
 type faulty struct {

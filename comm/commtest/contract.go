@@ -143,7 +143,7 @@ func partsOfSums(p *probe) {
 	}
 }
 
-// sumsAtAnyTime has ranks give up the processor many times before they call, another number on each rank.
+// sumsAtAnyTime has ranks yield the processor many times before they call, another number on each rank.
 func sumsAtAnyTime(p *probe) {
 	const rounds = 12
 	delays := rand.New(rand.NewPCG(contractSeed, uint64(p.rank)+1))
@@ -166,7 +166,7 @@ func sumsAtAnyTime(p *probe) {
 			}
 			r.exchange(b, l, p.reductionData(dt, comm.Sum, rough))
 		}
-		b.p.settle()
+		b.p.awaitCopies()
 		for _, s := range b.steps {
 			for range delays.IntN(300) {
 				runtime.Gosched()

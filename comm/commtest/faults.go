@@ -49,7 +49,7 @@ var faultCases = []testCase{
 	{name: "fault: message of another length or type", body: wrongMessage, needs: detection, minRanks: 2},
 }
 
-// What cases need of a backend.
+// Requirements of cases.
 var (
 	asynchrony = need{
 		lacks:  func(b Backend) bool { return b.Synchronous },
@@ -124,7 +124,7 @@ func interrupted(call func(ctx context.Context, c comm.Communicator, a operands)
 			}
 			p.must(p.c.Barrier(p.ctx))
 			if err := c.Close(); err != nil {
-				p.errorf("closing a broken communicator: %v", err)
+				p.errorf("closing an aborted communicator: %v", err)
 			}
 		}
 		p.exercise(p.c)

@@ -168,7 +168,7 @@ func manyInAnotherOrder(p *probe) {
 				comm.RecvCall(element(recv, i), 1, dtype.U64, prev, tag),
 				comm.RecvCall(element(recv, n+i), 1, dtype.U64, p.rank, tag+uint32(n)))
 		}
-		p.settle()
+		p.awaitCopies()
 		p.must(p.c.Group(group...))
 		p.must(p.c.Sync(p.ctx))
 		got := p.read(recv, 2*len(out))
@@ -210,7 +210,7 @@ func (p *probe) inFlight(s series, first, total int) {
 	size := s.dt.Size()
 	send := p.alloc(out)
 	recv := p.alloc(make([]byte, len(out)*s.parts))
-	p.settle()
+	p.awaitCopies()
 	for i := range callsInFlight {
 		if err := s.submit(send+uintptr(i*size), recv+uintptr(i*s.parts*size)); err != nil {
 			p.fatalf("%s number %d of %d: %w", s.call, first+i, total, err)

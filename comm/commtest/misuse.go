@@ -122,7 +122,7 @@ func (p *probe) operands(dt dtype.DType, count int) operands {
 		a.counts = append(a.counts, count)
 		a.displs = append(a.displs, r*count)
 	}
-	p.settle()
+	p.awaitCopies()
 	return a
 }
 

@@ -258,7 +258,8 @@ func (l layout) buffer(dt dtype.DType, part func(r int) []byte) []byte {
 	return out
 }
 
-// layouts returns where this rank's parts for others lie, and theirs for it, if ranks send each other so many elements.
+// layouts returns where this rank's parts for others lie, and theirs for it, if ranks send each other the given numbers
+// of elements.
 func (b *batch) layouts(count func(src, dest int) int) (out, in layout) {
 	out = newLayout(b.p.size, func(dest int) int {
 		return count(b.p.rank, dest)
@@ -379,7 +380,7 @@ func addAllToAllV(b *batch, l label) {
 	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
 }
 
-// addAllToAllV adds a call in which ranks send each other so many elements.
+// addAllToAllV adds a call in which ranks send each other the given numbers of elements.
 func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
 	me := b.p.rank
 	out, in := b.layouts(count)

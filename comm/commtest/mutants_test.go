@@ -93,7 +93,7 @@ var wrongData = []mutant{
 		"for _, d := range data { if c.DType.Size() == 8 && !c.DType.IsFloat() { words64(d, rounded) } }; " + finishing, 2, "alltoall", "alltoall of"},
 	{"an address sends what it sent first", copyingOut,
 		copyingOut + "; f.Data = cached([2]uintptr{address, uintptr(bytes)}, f.Data)", 2, "operations use earlier results", "chain of"},
-	{"memory of reductions is not given back", "defer w.memory.Deallocate(address)",
+	{"memory of reductions is not freed", "defer w.memory.Deallocate(address)",
 		"", 1, "allreduce", "memory still live"},
 }
 

@@ -243,11 +243,10 @@ func failedGroup(p *probe) {
 	b.runGroup()
 }
 
-// barrier proves by the order of events that nobody leaves before everybody
-// came: all ranks note when they entered and when they left, and the last to
-// enter must not be later than the first to leave. The clock belongs to one
-// host. A late rank, a different one each round, gives a wrong barrier the
-// time to show itself; a right one never fails, however slow the machine.
+// barrier proves by the order of events that nobody leaves before everybody came: all ranks note when they entered and
+// when they left, and the last to enter must not be later than the first to leave. The clock belongs to one host. A
+// straggler, a different rank each round, gives a wrong barrier the time to show itself; a right one never fails,
+// however slow the machine.
 func barrier(p *probe) {
 	for round := range p.rounds(3) * p.size {
 		late := round % p.size
@@ -356,7 +355,7 @@ func handOver(p *probe) {
 	for range 10 {
 		b := p.batch(p.c)
 		addAllGather(b, plain("allgather", "from another goroutine", 300, dtype.U8))
-		p.settle()
+		p.awaitCopies()
 		for _, s := range b.steps {
 			err := make(chan error)
 			go func() { err <- s.submit(b.c) }()
@@ -393,7 +392,7 @@ func concurrent(p *probe) {
 			}
 		}
 	}
-	p.settle()
+	p.awaitCopies()
 	for g := range goroutines {
 		wg.Go(func() {
 			for _, buf := range buffers[g] {

@@ -96,8 +96,8 @@ func (p *probe) on(c comm.Communicator, body func(q *probe)) {
 	p.adopt(q, q.guard(func() { body(q) }))
 }
 
-// adopt takes over what q, which has ended with err, has found. What merely
-// differs from what it should be does not end the case: the other ranks go on.
+// adopt takes over what q, which has ended with err, has found. A wrong value does not end the case: the other ranks go
+// on.
 func (p *probe) adopt(q *probe, err error) {
 	if q.stopped {
 		p.must(err)
@@ -164,9 +164,9 @@ func (p *probe) close() error {
 	return errors.Join(errs...)
 }
 
-// settle waits until device memory holds what was copied into it: the
+// awaitCopies waits until device memory holds what was copied into it: the
 // communicator's stream is another one.
-func (p *probe) settle() {
+func (p *probe) awaitCopies() {
 	p.must(p.rt.Synchronize(p.ctx))
 }
 
@@ -187,7 +187,7 @@ func (p *probe) exchange(c comm.Communicator, data []byte) [][]byte {
 	n := len(data)
 	send := p.alloc(data)
 	recv := p.alloc(make([]byte, c.WorldSize()*n))
-	p.settle()
+	p.awaitCopies()
 	p.must(c.AllGather(send, recv, n, dtype.U8))
 	p.must(c.Sync(p.ctx))
 	flat := p.read(recv, c.WorldSize()*n)

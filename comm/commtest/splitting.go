@@ -166,7 +166,7 @@ func (p *probe) independent(all []relative) {
 		for i, c := range all {
 			traffic[i] = p.traffic(c, i)
 		}
-		p.settle()
+		p.awaitCopies()
 		for half := range 2 {
 			for i := range tested {
 				if i>>bit&1 == (p.rank+half)%2 {

@@ -54,7 +54,7 @@ func (c *communicator) Close() error {
 func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	switch w.Op {
 	case comm.OpSync:
-		return nil, e.settle(ctx)
+		return nil, e.finish(ctx)
 	case comm.OpBarrier:
 		return nil, e.meet(ctx, comm.OpBarrier, nil)
 	}

@@ -12,8 +12,8 @@ func (e *endpoint) sleep(ctx context.Context) error {
 	w := e.world
 	p := w.enterLot(e)
 	defer w.leaveLot(p)
-	// What happened before others could see that this one sleeps. Another wait of the rank may finish its
-	// small collective between the first two looks, which the second one sees.
+	// Events before others could see that this rank sleeps. Another wait of the rank may finish its small collective
+	// between the first two looks, which the second one sees.
 	if e.mayFinish() || e.done() || w.failure.Load() != nil || w.front.claim.available() || w.front.jobs.Load() > 0 {
 		return nil
 	}
@@ -87,10 +87,9 @@ func anyone(*endpoint) bool { return true }
 // wakeDone wakes the ranks whose operations are all done.
 func (w *world) wakeDone() { w.wake(-1, (*endpoint).done) }
 
-// wakeHelpers wakes as many ranks as can work on so many chunks beside the
-// caller, but at least one, as the caller may do something else first. Those
-// that should wake wait for these chunks themselves: another rank might find
-// that it has nothing to wait for any more, and leave without helping.
+// wakeHelpers wakes as many ranks as can work on the chunks beside the caller, but at least one, as the caller may do
+// something else first. Ranks that should wake wait for these chunks themselves: another rank might find that it has
+// nothing to wait for any more, and leave without helping.
 func (w *world) wakeHelpers(chunks int, should func(*endpoint) bool) {
 	w.wake(max(min(chunks, w.workers)-1, 1), should)
 }

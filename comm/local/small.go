@@ -161,7 +161,7 @@ func partOf(x *entry, rank, length int) (offset uintptr, count int) {
 	return uintptr(begin), max(min(length, x.count*size-begin), 0) / size
 }
 
-// ownCell has the rank's next cell come back from the processors that have read it, after a collective of so many
+// ownCell has the rank's next cell come back from the processors that have read it, after a collective of that size in
 // bytes: all ranks have read that cell, as they have told the one that this rank has finished.
 func (e *endpoint) ownCell(seq uint64, bytes int) {
 	data := e.world.data(seq, bytes)[e.rank]

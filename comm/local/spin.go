@@ -15,9 +15,9 @@ const minSpin, maxSpin = time.Microsecond, 128 * time.Microsecond
 // letting other goroutines run in between, before it sleeps.
 const yieldLooks = 16
 
-// looksBetween is how often it looks before it lets others run once more. Those that
-// share its processor have had their turn by then, so that it waits for another processor,
-// and letting them run takes a lock of the scheduler that this one needs as well.
+// looksBetween is how often it looks before it lets others run once more. Ranks that share its processor have had their
+// turn by then, so that it waits for another processor, and letting them run takes a lock of the scheduler that this
+// one needs as well.
 const looksBetween = 16
 
 // clockLooks is how often it looks between two looks at the clock, which take longer.

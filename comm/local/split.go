@@ -30,5 +30,5 @@ func (e *endpoint) meet(ctx context.Context, op comm.Op, split *splitCall) error
 	if err := e.submit(&comm.Call{Op: op}, split, nil); err != nil {
 		return err
 	}
-	return e.settle(ctx)
+	return e.finish(ctx)
 }

@@ -58,7 +58,7 @@ func TestNestedSplits(t *testing.T) {
 	require.Equal(t, int32(-1), sums[12][0])
 }
 
-// TestWorldsAreIndependent breaks one part of a world; the other goes on.
+// TestWorldsAreIndependent aborts one part of a world; the other goes on.
 func TestWorldsAreIndependent(t *testing.T) {
 	require.NoError(t, local.Run(within(t), 4, func(ctx context.Context, c comm.Communicator) error {
 		part, err := c.Split(ctx, c.Rank()%2, 0)

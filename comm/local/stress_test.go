@@ -30,7 +30,7 @@ type program struct {
 	ranks int
 }
 
-// regions picks places of the given lengths that do not overlap.
+// regions chooses places of the given lengths that do not overlap.
 func (p program) regions(lengths ...int) []int {
 	total := 0
 	for _, l := range lengths {

@@ -10,7 +10,7 @@ import (
 
 // Progress implements [backend.Progresser].
 func (e *endpoint) Progress() backend.Progress {
-	// What is asked later is more; too many submitted and too few done do no harm.
+	// Later requests ask for more; too many submitted and too few done do no harm.
 	ended := e.messages.Ended()
 	begun := e.messages.Begun()
 	done := min(e.completed(), e.arrivals.Load()) // others may have finished what this rank is just telling
@@ -23,8 +23,8 @@ func (e *endpoint) Progress() backend.Progress {
 	}
 }
 
-// settle waits until everything the rank submitted is done.
-func (e *endpoint) settle(ctx context.Context) error {
+// finish waits until everything the rank submitted is done.
+func (e *endpoint) finish(ctx context.Context) error {
 	if e.life.Closed() {
 		e.counted()
 	}

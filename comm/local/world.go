@@ -50,9 +50,9 @@ func seatsFor(ranks int) seats {
 // pairs.
 type cacheLine [128]byte
 
-// world is the state that the ranks of one communicator share. What has no lock and is of no atomic type is
-// set before the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective,
-// when all ranks have come to it.
+// world is the state that the ranks of one communicator share. Fields without a lock or an atomic type are set before
+// the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective, when all
+// ranks have come to it.
 type world struct {
 	size    int            // ranks
 	workers int            // ranks that can work at the same time
@@ -115,7 +115,7 @@ type cell struct {
 	_     cacheLine        // processors fetch lines in pairs
 }
 
-// shortBytes is how much data fits beside the call. What is longer has its own place.
+// shortBytes is how much data fits beside the call. Longer data has its own place.
 const shortBytes = lineBytes - 8 - entryBytes
 
 // addresses are where cells hold data, by rank.
@@ -318,7 +318,7 @@ func (w *world) makeCells() {
 	}
 }
 
-// places returns memory of the world for so many bytes of each rank, in pairs of lines that no other rank writes.
+// places returns memory of the world with a number of bytes for each rank, in pairs of lines that no other rank writes.
 func (w *world) places(bytes int) []uintptr {
 	const pair = 2 * lineBytes
 	stride := (bytes + pair - 1) / pair * pair

@@ -14,8 +14,8 @@ var mpich = abi{
 	name:       "MPICH",
 	handleSize: 4,
 
-	// int count_lo, count_hi_and_cancelled, MPI_SOURCE, MPI_TAG, MPI_ERROR; the
-	// lowest bit of count_hi_and_cancelled is the cancelled flag.
+	// int count_lo, count_hi_and_cancelled, MPI_SOURCE, MPI_TAG, MPI_ERROR; the lowest bit of count_hi_and_cancelled is
+	// the canceled flag.
 	statusSize: 20, statusError: 16,
 	received: func(status []byte) int64 {
 		low := binary.NativeEndian.Uint32(status)

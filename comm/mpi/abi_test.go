@@ -111,7 +111,7 @@ func TestReceivedBytes(t *testing.T) {
 	assert.EqualValues(t, bytes, openMPI.received(status))
 
 	binary.NativeEndian.PutUint32(status, 77)
-	binary.NativeEndian.PutUint32(status[4:], 5<<1|1) // and cancelled
+	binary.NativeEndian.PutUint32(status[4:], 5<<1|1) // and canceled
 	assert.EqualValues(t, bytes, mpich.received(status))
 }
 

@@ -393,7 +393,7 @@ func TestRankWrongLength(t *testing.T) {
 	}
 }
 
-// TestRankAbort ends a job in which the other ranks would wait for ever.
+// TestRankAbort ends a job in which the other ranks would wait forever.
 func TestRankAbort(t *testing.T) {
 	onlyChild(t)
 	world, err := mpi.Init(context.Background())

@@ -23,7 +23,7 @@ import (
 const handleErrors = "UCX_HANDLE_ERRORS"
 
 // A fault of a Go program stays a panic, which may be recovered from, also where
-// the library, or one below it, has handlers of its own.
+// the library, or one below it, has its own handlers.
 func TestSignals(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) {
 		for _, env := range [][]string{nil, {handleErrors + "=bt"}} {

@@ -18,15 +18,15 @@ const (
 	// percent.
 	busyTick = 100 * time.Microsecond
 	idleTick = time.Millisecond
-	// busyTicks is the number of looks in a row after which the pause is idleTick all the same: operations that
-	// are in flight for so long wait for ranks that compute, and a look every busyTick takes 3 % of a processor.
+	// busyTicks is the number of looks in a row after which the pause is idleTick all the same: operations in flight for
+	// that time wait for ranks that compute, and a look every busyTick takes 3 % of a processor.
 	busyTicks = 1000
 	// idleTicks is the number of looks that find nothing before the goroutine parks.
 	idleTicks = 50
 	// goodbyeTick is the pause between two looks for goodbyes while nothing is in flight.
 	goodbyeTick = 20 * time.Millisecond
 
-	// controlTick is the pause between looks for control messages during a call of MPI. The abort
-	// of another rank is noticed so much later.
+	// controlTick is the pause between looks for control messages during a call of MPI. The abort of another rank is
+	// noticed that much later.
 	controlTick = 10 * time.Millisecond
 )

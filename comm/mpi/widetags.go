@@ -31,11 +31,10 @@ func newTagSpace(maxTag uint64) tagSpace {
 	}
 }
 
-// wideTags are messages of users with tags that the library has no room for. The sender sends an envelope,
-// which has the tag, with short data behind it. Longer data follows in a separate message, whose tag of the
-// library is in the envelope: the next one in turn. All envelopes between two ranks have one tag, so they come in
-// order. While receives of a rank's messages wait, one envelope of it is asked for at a time. Those that none of
-// them waits for are kept.
+// wideTags are messages of users with tags that the library has no room for. The sender sends an envelope, which has
+// the tag, with short data behind it. Longer data follows in a separate message, whose tag of the library is in the
+// envelope: the next one in turn. All envelopes between two ranks have one tag, so they come in order. While receives
+// of a rank's messages wait, one envelope of it is asked for at a time. Envelopes that none of them waits for are kept.
 type wideTags struct {
 	wire    *wire           // whose they are; its engine's lock guards all of them
 	peers   []widePeer      // by rank

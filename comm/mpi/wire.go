@@ -375,7 +375,7 @@ func (r *requests) completeSome(done []schedule.Done, first, completed int) []sc
 	return done
 }
 
-// complete takes note of a request that is done.
+// complete records that a request is done.
 func (r *requests) complete(request, status int) schedule.Done {
 	q := &r.list[request]
 	d := schedule.Done{ID: int(q.id)}

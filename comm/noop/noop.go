@@ -80,7 +80,7 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
-// Progress implements [backend.Progresser]. What a device copies is not known to be done.
+// Progress implements [backend.Progresser]. It does not know whether copies of a device are done.
 func (r *rank) Progress() backend.Progress {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *rank) Abort(ctx context.Context, _ error) {
 	_ = r.rt.Synchronize(ctx) // of copies that were started
 }
 
-// Release implements [backend.Backend]. There is nothing to give back.
+// Release implements [backend.Backend]. There is nothing to free.
 func (r *rank) Release(context.Context) error {
 	r.leakAlarm.Stop()
 	return nil

@@ -466,8 +466,8 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator
 	if c == nil {
 		return nil, nil
 	}
-	// The ranks of a communicator split it in one order, so this is its name on all of them, and no other's. What
-	// other goroutines record meanwhile does not count.
+	// The ranks of a communicator split it in one order, so this is its name on all of them, and no other's. Records of
+	// other goroutines do not count.
 	name := fmt.Sprintf("%s/%d.%d", r.name, number, color)
 	return newRecorder(c, len(r.ring), name, r.flight), nil
 }

@@ -615,7 +615,7 @@ func TestOfGoroutinesAtTheSameTime(t *testing.T) {
 	assert.Equal(t, []string{yes, yes, yes, yes, yes}, states())
 }
 
-// pass lets so much time pass.
+// pass lets a duration pass.
 func pass(d time.Duration) {
 	for start := time.Now(); time.Since(start) < d; {
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/tutti-go/tutti/internal/networktest"
 )
 
-// patience ends what waits for ever.
+// patience ends waits that would last forever.
 const patience = time.Minute
 
 // freeAddress returns an address at which, and at the next ports where rank 0 may be, nobody listens.
@@ -181,7 +181,7 @@ func TestSharedConnections(t *testing.T) {
 	require.NoError(t, errors.Join(again.Close(), a.Close()))
 }
 
-// stalling is a network over which nobody answers before the caller gives up.
+// stalling is a network over which nobody answers before the caller stops waiting.
 type stalling struct {
 	begun chan struct{} // gets a value with each call
 }

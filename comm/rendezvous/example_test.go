@@ -62,7 +62,7 @@ func ExampleJob_Round() {
 	// Output: hello, round 1
 }
 
-// A job's ranks share keys for purposes of their own.
+// A job's ranks share keys for their own purposes.
 func ExampleJob_Shared() {
 	ctx := context.Background()
 	job, err := rendezvous.FromEnv(os.Getenv)

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/internal/networktest"
 )
 
-// networkJob is a job whose processes reach each other over a network of their own.
+// networkJob is a job whose processes reach each other over their own network.
 func networkJob(n *networktest.Pipes) Job {
 	return Job{WorldSize: 3, Address: "somewhere:29500", Secret: []byte("a secret of tests, long enough as it is"), Network: n}
 }

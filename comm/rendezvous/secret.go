@@ -29,8 +29,8 @@ const (
 // secretCommand makes a secret.
 const secretCommand = "head -c 24 /dev/urandom | base64"
 
-// Whoever connects to a process sees its public key, by which secrets can be tried at home. One that is too short to be
-// random for sure takes that many rounds for each try.
+// Anyone who connects to a process sees its public key, and can try secrets against it offline. One that is too short
+// to be random for sure takes that many rounds for each try.
 const (
 	randomSecret = 32 // bytes
 	rounds       = 200_000

@@ -175,7 +175,7 @@ func (s *stage) reserve(call *comm.Call, buffer uintptr, p part, bytes int) (off
 	return uintptr(bytes), bytes + (extent+align-1)/align*align
 }
 
-// grow makes memory of at least so many bytes.
+// grow makes memory of at least a number of bytes.
 func (s *stage) grow(bytes int) error {
 	if bytes <= s.bytes {
 		return nil

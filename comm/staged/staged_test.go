@@ -140,7 +140,7 @@ func TestStaged(t *testing.T) {
 	assert.NoError(t, c.Close())
 }
 
-// TestPinned: calls are staged in memory that the device has pinned, which grows with them and is given back.
+// TestPinned: calls are staged in memory that the device has pinned, which grows with them and is freed.
 func TestPinned(t *testing.T) {
 	host := cpu.New()
 	device := &pinning{apart: apart{cpu.New()}, bytes: map[uintptr]int{}}

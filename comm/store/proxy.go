@@ -309,7 +309,7 @@ func (s *proxied) get(ctx context.Context, r request) error {
 	return nil
 }
 
-// watch begins a Watch. What exists comes as events before the answer.
+// watch begins a Watch. Existing keys come as events before the answer.
 func (s *proxied) watch(ctx context.Context, r *request) error {
 	id := r.ID
 	if _, twice := s.watches[id]; twice || len(s.watches) == mostWatches {

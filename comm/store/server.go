@@ -361,7 +361,7 @@ func (s *Server) Close() error {
 	flushed := make(chan struct{}, len(open))
 	for _, n := range open { // each by itself: one that takes nothing is waited for until the deadline of TLS
 		go func() {
-			// They close the connection then. What lay here unread would have it reset.
+			// They close the connection then. Unread data would reset it.
 			_ = n.conn.SetReadDeadline(time.Now().Add(gate.Patience))
 			<-n.out.close()
 			flushed <- struct{}{}
@@ -392,7 +392,7 @@ type outbox[T any] struct {
 	err    error         // why nothing can be sent any more, nil while it can
 }
 
-// push queues a message with so many bytes. Who pushes the first one calls drain.
+// push queues a message and counts its bytes. The caller that pushes the first one calls drain.
 func (o *outbox[T]) push(m T, bytes int) (first bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

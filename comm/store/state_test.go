@@ -158,7 +158,7 @@ func TestReplicasAgree(t *testing.T) {
 	require.Equal(t, a.version, b.version)
 }
 
-// What is beyond a bound is refused, and room that is given back can be used.
+// Requests beyond a bound are refused, and room that was freed can be used.
 func TestBounds(t *testing.T) {
 	var s state
 	s.Open(1)

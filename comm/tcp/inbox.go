@@ -214,7 +214,7 @@ func (p *pair) release(in *incoming) {
 	in.local = nil
 }
 
-// drop forgets a message. What comes of it is discarded. Called by assign and forget; mu is held.
+// drop forgets a message. Its data is discarded. Called by assign and forget; mu is held.
 func (p *pair) drop(in *incoming) {
 	in.dropped.Store(true)
 	if in.placement != direct && in.local == nil {

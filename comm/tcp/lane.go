@@ -212,10 +212,10 @@ func (l *lane) carries(k kind) bool {
 	return l.index == 0
 }
 
-// payload reads n bytes of a message into target, to nowhere if in is nil or dropped. A read that
-// waits is one of a byte into memory of the lane's own, since the message may be dropped
-// meanwhile. What is there already of the byte's record is read with filling held, and no more is waited for: a peer
-// may end a record where it likes. Called by pair.receiveFrame.
+// payload reads n bytes of a message into target, to nowhere if in is nil or dropped. A read that waits is one of a
+// byte into memory of the lane's own, since the message may be dropped meanwhile. The part of the byte's record that is
+// there already is read with filling held, and no more is waited for: a peer may end a record where it likes. Called by
+// pair.receiveFrame.
 func (l *lane) payload(in *incoming, target []byte, n int) error {
 	for got := 0; got < n; {
 		if _, err := io.ReadFull(l.secure, l.head[:1]); err != nil {

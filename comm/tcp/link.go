@@ -25,8 +25,8 @@ const (
 	maxAnswers = 1 << 20
 )
 
-// link is the socket under the TLS of a lane. What TLS writes is collected, so that several
-// records go out by one system call, and sealing never waits for the network.
+// link is the socket under the TLS of a lane. TLS's writes are collected, so that several records go out by one system
+// call, and sealing never waits for the network.
 type link struct {
 	net.Conn
 	pair        *pair // of the lane; nil before there is one
@@ -71,8 +71,7 @@ func newLink(conn net.Conn) *link {
 	return l
 }
 
-// Read implements [net.Conn]. Whatever comes is a sign of life: on a slow link a frame takes longer than
-// [Config.Silence].
+// Read implements [net.Conn]. Any data is a sign of life: on a slow link a frame takes longer than [Config.Silence].
 func (l *link) Read(b []byte) (int, error) {
 	if l.nonblocking {
 		return 0, os.ErrDeadlineExceeded // TLS goes on behind such an error

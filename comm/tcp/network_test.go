@@ -45,7 +45,7 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// suite runs the suite on ranks that could share memory, and do not, each world over a network of its own.
+// suite runs the suite on ranks that could share memory, and do not, each world over its own network.
 func suite(t *testing.T, size int, network func() store.Network) {
 	const calls = 512 // each takes two goroutines of both sides
 	tcp.Neighbors(t, together)

@@ -52,7 +52,7 @@ func TestProposals(t *testing.T) {
 	}
 }
 
-// A number that is in use is refused, and a communicator that closes gives back its own number alone.
+// A number that is in use is refused, and a communicator that closes frees only its own number.
 func TestRegister(t *testing.T) {
 	n := &node{size: 2, wires: map[uint64]*wire{}}
 	n.pairs = []*pair{newPair(n, 0), newPair(n, 1)}

@@ -211,7 +211,7 @@ func (p *pair) fail(err error) {
 	p.closeLanes()
 }
 
-// reportLoss tells the launcher that the peer is lost, once. Who comes second waits for the first.
+// reportLoss tells the launcher that the peer is lost, once. The second caller waits for the first.
 func (p *pair) reportLoss(err error) {
 	if p.node.report == nil || errors.Is(err, errLeft) {
 		return
@@ -284,9 +284,9 @@ func (p *pair) fill(f *outFrame) {
 	f.header.length = len(f.payload)
 }
 
-// choose picks the frame, and next fills in the fields common to all. Urgent frames go first, then
-// announcements, then parts: an announcement is short, and its receiver may wait for it before it receives the
-// messages whose parts are ready. A goodbye is the last frame of a lane. mu is held.
+// choose selects the frame, and next fills in the fields common to all. Urgent frames go first, then announcements,
+// then parts: an announcement is short, and its receiver may wait for it before it receives the messages whose parts
+// are ready. A goodbye is the last frame of a lane. mu is held.
 func (p *pair) choose(l *lane, f *outFrame) bool {
 	first := l.index == 0
 	if first && !p.outbox.urgent.Empty() {
@@ -319,7 +319,7 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	return p.chooseGoodbye(&l.flow, f)
 }
 
-// chooseMessages picks what a track sends of messages, in the order of choose. mu is held.
+// chooseMessages selects the messages that a track sends, in the order of choose. mu is held.
 func (p *pair) chooseMessages(f *outFrame) bool {
 	if !p.outbox.grants.Empty() {
 		*f = p.outbox.grants.Pop()
@@ -335,7 +335,7 @@ func (p *pair) chooseMessages(f *outFrame) bool {
 	return false
 }
 
-// chooseGoodbye picks the last frame of a flow, when it is time for it. mu is held.
+// chooseGoodbye selects the last frame of a flow, when it is time for it. mu is held.
 func (p *pair) chooseGoodbye(s *flow, f *outFrame) bool {
 	if !p.state.departing() || s.saidGoodbye {
 		return false

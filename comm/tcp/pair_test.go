@@ -98,7 +98,7 @@ func (f *forgetful) Read(b []byte) (int, error) {
 	return f.Reader.Read(b[:min(len(b), 1<<10)])
 }
 
-// Memory that was given back is not written by a frame that is being read, be it all of its message or a part of it.
+// Memory that was returned is not written by a frame that is being read, be it all of its message or a part of it.
 func TestForgetAFrame(t *testing.T) {
 	for _, total := range []int{4 << 10, 8 << 10} {
 		for at := 1; at <= 3; at++ {
@@ -203,7 +203,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	require.NoError(t, come())
 }
 
-// Any frame gives credit back, also a control message, and none gives back more than was taken.
+// Any frame gives credit back, also a control message, and none returns more than was taken.
 func TestCreditOfEveryFrame(t *testing.T) {
 	p, _ := newEarly(1 << 20)
 	p.credit.available = 0

@@ -19,7 +19,7 @@ import (
 )
 
 // TestStuckConnection: of several connections of a pair the second one carries nothing any more, while signs of life come over the first. The
-// ranks take each other for lost. The test has a network of its own.
+// ranks take each other for lost. The test has its own network.
 func TestStuckConnection(t *testing.T) {
 	const variable = "TUTTI_TEST_NETWORK"
 	if os.Getenv(variable) == "" {

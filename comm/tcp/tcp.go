@@ -104,8 +104,8 @@ type Config struct {
 	// ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
 
-	report   func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
-	takeBack func(come []int)     // takes reports of late ranks back; nil where there is none
+	report   func([]fault.Report) // tells the launcher of lost ranks and stragglers, without locks; or nil
+	takeBack func(come []int)     // takes reports of stragglers back; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take

@@ -113,7 +113,7 @@ func (w *wire) flushLater(p *pair, bytes int) {
 	}
 }
 
-// Flush implements [schedule.Wire]. What is short is sent here.
+// Flush implements [schedule.Wire]. Short messages are sent here.
 func (w *wire) Flush() error {
 	for i, p := range w.unflushed {
 		if i > 0 && w.unflushed[i-1] == p {

@@ -74,7 +74,7 @@ func TestFiles(t *testing.T) {
 			require.ErrorContains(t, err, "moved is not the file that "+patch+" was made of")
 		}
 	}
-	// In the place of the old file.
+	// Instead of the old file.
 	_, err := Apply(t.Context(), from, filepath.Join(dir, "moved.delta"), from, nil)
 	require.NoError(t, err)
 	got, err := os.ReadFile(from)

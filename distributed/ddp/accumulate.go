@@ -162,7 +162,7 @@ func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 	})
 }
 
-// unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
+// unfold keeps the sums of gradients that were left out of a step that is rolled back or aborted.
 func (g *Gradients) unfold() {
 	if g.cfg.Reproducible > 0 {
 		g.dropLast()

@@ -20,7 +20,7 @@ func (g *Gradients) agree(ctx context.Context) error {
 	return err
 }
 
-// terms are the terms of all buckets. What does not fit is in the hash alone.
+// terms are the terms of all buckets. Terms that do not fit are in the hash alone.
 func (g *Gradients) terms() string {
 	var terms strings.Builder
 	fmt.Fprintf(&terms, "version %s\n%d gradients\n%v, uneven %v, weighted %v, views %v, shards %v",

@@ -455,7 +455,7 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 	return nil
 }
 
-// gather puts the gradients of a bucket together. Those of weight 0 are zeros.
+// gather puts the gradients of a bucket together. Gradients of weight 0 are zeros.
 func (g *Gradients) gather(b *bucket) error {
 	if !g.empty() || b.flat == nil {
 		return g.copyParts(b, false)

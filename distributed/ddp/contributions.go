@@ -94,7 +94,7 @@ func (g *Gradients) multiply(to, from uintptr, t *runtime.Tensor) error {
 }
 
 // lastCounts reports whether the last contribution to a gradient, which is ready, is summed as it is: with weights, one
-// of weight 0 counts for nothing, and of others than 1 the product is held.
+// of weight 0 counts for nothing, and if a weight is not 1 the product is held.
 func (g *Gradients) lastCounts(param int) bool {
 	return !g.step.absent[param] && (!g.cfg.Weighted || g.weights.pass == 1)
 }

@@ -163,7 +163,7 @@ func (c *custom) Exchange(ctx context.Context) error {
 	if !c.judges() {
 		return c.reduce(ctx)
 	}
-	// What is not finite may wait in a residual, and all ranks are to know of it.
+	// Non-finite values may wait in a residual, and all ranks are to know of it.
 	if err := c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[0]); err != nil {
 		return err
 	}

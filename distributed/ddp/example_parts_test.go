@@ -52,8 +52,8 @@ func ExampleNew_error() {
 	// Output: bias is freed: true
 }
 
-// Ranks agree by a vote of their own that a step counts. A step that one of them refuses is rolled back on this rank,
-// and what was not sent is in the residuals as before. The gradients then go on over another communicator.
+// Ranks agree by their own vote that a step counts. A step that one of them refuses is rolled back on this rank,
+// and its residuals are as before. The gradients then go on over another communicator.
 func ExampleGradients_BeforeCommit() {
 	onTwoRanks(func(ctx context.Context, rt *cpu.Runtime, c comm.Communicator) error {
 		values := []float32{4, 1, 0, 0}

@@ -208,9 +208,8 @@ func ExampleGradients_Join() {
 	// Output: -2
 }
 
-// A loss scale that follows overflows: gradients of type F16 are computed from a loss
-// that is multiplied by it. A step in which a gradient of any rank is not finite is
-// dropped on all of them.
+// A loss scale that adapts to non-finite gradients: gradients of type F16 are computed from a loss that is multiplied
+// by it. A step in which a gradient of any rank is not finite is dropped on all of them.
 func ExampleGradients_lossScale() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()

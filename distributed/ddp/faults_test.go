@@ -459,8 +459,8 @@ func TestGlobalNormIsNotFinite(t *testing.T) {
 	}
 }
 
-// TestLostResiduals: a line of the log says that ranks are gone with what they had not
-// sent, one for all buckets, and nothing where nothing is lost.
+// TestLostResiduals: a line of the log says that ranks are gone with their residuals, one line for all buckets, and
+// nothing where nothing is lost.
 func TestLostResiduals(t *testing.T) {
 	const ranks = 3
 	var text bytes.Buffer

@@ -122,7 +122,7 @@ func (m *meshed) step(ctx context.Context) error {
 	return m.between.Commit(engine.Passes)
 }
 
-// Memory implements [Reducer]. What is kept between steps, the reducer between the hosts keeps.
+// Memory implements [Reducer]. The reducer between the hosts keeps all state between steps.
 func (m *meshed) Memory() Memory { return Memory{} }
 
 func (m *meshed) Drain(ctx context.Context) error {

@@ -101,7 +101,7 @@ func TestClosed(t *testing.T) {
 	})
 }
 
-// named returns a Reducer of its own settings.
+// named returns a Reducer whose settings are name.
 func named(settings string) func(ddp.Bucket) (ddp.Reducer, error) {
 	return func(b ddp.Bucket) (ddp.Reducer, error) {
 		r, err := newAlternating(b)

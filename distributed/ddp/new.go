@@ -125,12 +125,12 @@ func (g *Gradients) Close() error {
 	if g.async != nil {
 		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
 	}
-	settled := g.order.DrainToFree()
-	if settled == nil && g.open && !g.closed {
-		_ = g.reportNote(ctx) // all is given back, whether or not the device can be asked
+	drained := g.order.DrainToFree()
+	if drained == nil && g.open && !g.closed {
+		_ = g.reportNote(ctx) // all is freed, whether or not the device can be asked
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
-	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
+	errs := []error{drained, g.dismiss(ctx, g.arrangement, drained != nil || symmetric && g.err != nil)}
 	g.closed = true
 	tensors := []*runtime.Tensor{g.roster.memory}
 	for _, p := range g.gradients {
@@ -138,7 +138,7 @@ func (g *Gradients) Close() error {
 		tensors = append(tensors, p.held.tensors...)
 	}
 	for _, t := range tensors {
-		if t != nil && settled == nil {
+		if t != nil && drained == nil {
 			errs = append(errs, t.Free())
 		}
 	}

@@ -32,12 +32,12 @@ func TestCloseInFlight(t *testing.T) {
 		s.Take()
 		require.NoError(t, g.Close())
 		assert.Equal(t, "HOST-WAITS", s.Take())
-		assert.Equal(t, live, s.Stats().LiveBlocks, "the bucket was given back")
+		assert.Equal(t, live, s.Stats().LiveBlocks, "the bucket was freed")
 	})
 }
 
-// TestCloseStuck checks that memory which the communicator may still write is
-// not given back, whether the step was given up before Wait or failed in it.
+// TestCloseStuck checks that memory which the communicator may still write is not freed, whether the step was abandoned
+// before Wait or failed in it.
 func TestCloseStuck(t *testing.T) {
 	unordered := errors.New("order lost")
 	s := &standin.Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
@@ -57,7 +57,7 @@ func TestCloseStuck(t *testing.T) {
 			s.SyncFails = comm.ErrTimeout
 			err = g.Close()
 			require.ErrorIs(t, err, comm.ErrTimeout)
-			assert.ErrorContains(t, err, "not given back")
+			assert.ErrorContains(t, err, "not freed")
 			assert.Equal(t, live+1, s.Stats().LiveBlocks, "the bucket may still be written")
 			require.ErrorIs(t, g.Close(), comm.ErrTimeout, "again")
 			s.SyncFails = comm.ErrClosed

@@ -15,7 +15,7 @@ type plain struct {
 	calls []comm.Call // reused
 }
 
-// Select implements reducer. What is reduced is in the bucket or in the gradients.
+// Select implements reducer. The result is in the bucket or in the gradients.
 func (p *plain) Select(context.Context, engine.Input) error {
 	p.calls = p.calls[:0]
 	add := func(t *runtime.Tensor) error {

@@ -31,11 +31,11 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 			"(comm.CloseAll)", comm.ErrArgument))
 	}
 	if g.async != nil {
-		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, settle finds
+		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, awaitStep waits for
 	}
 	limited, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	if err := g.settle(limited); err != nil {
+	if err := g.awaitStep(limited); err != nil {
 		return base.OpError(op, err)
 	}
 	if g.transaction.plain {

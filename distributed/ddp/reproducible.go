@@ -117,7 +117,7 @@ func (c *Config) checkReproducible(whole *engine.Settings) error {
 
 // fixedEarly reports whether results are written turn by turn: on the host, where nothing has to be known of all of
 // them before. If a step is to be rolled back, gradients are saved, which takes less than to keep the integers until it
-// commits; between hosts, the ways of so many turns would take more.
+// commits; between hosts, the ways of all turns would take more.
 func (g *Gradients) fixedEarly() bool {
 	cfg := &g.transaction.cfg
 	if g.cfg.Reproducible == 0 || g.cfg.Shard || g.runtime().ComputeStream() != 0 || g.fixedTogether() {

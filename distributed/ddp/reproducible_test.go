@@ -325,7 +325,7 @@ func TestReproducibleDoneBeforeAbort(t *testing.T) {
 	}
 }
 
-// Whenever a rank gives up, either all ranks have the results or all have what they brought.
+// Whenever a rank aborts, either all ranks have the results or all have what they brought.
 func TestReproducibleAllOrNone(t *testing.T) {
 	const worlds, ranks, elements = 150, 3, 1000
 	seed := rand.Uint64()
@@ -538,7 +538,7 @@ func results(t *testing.T, dt dtype.DType, cfg ddp.Config, contributions ...[]fl
 	return out
 }
 
-// What is bounded is the norm of the results, also where contributions have cancelled out that were much larger.
+// The norm of the results is bounded, also where much larger contributions have canceled out.
 func TestReproducibleClipAfterCancellation(t *testing.T) {
 	const n = 128
 	for _, left := range []float32{0, 1 << 20} { // in the block of those

@@ -150,14 +150,14 @@ func (g *Gradients) begin(ctx context.Context) {
 // drain waits for what a failed step left in flight, and then has the ranks compare what they reduce, if they
 // have not yet. It comes before anything that buckets share is written, and before anything else is communicated.
 func (g *Gradients) drain(ctx context.Context) error {
-	if err := g.settle(ctx); err != nil {
+	if err := g.awaitStep(ctx); err != nil {
 		return err
 	}
 	return g.agree(ctx)
 }
 
-// settle waits for what a step that failed has left in flight.
-func (g *Gradients) settle(ctx context.Context) error {
+// awaitStep waits for what a step that failed has left in flight.
+func (g *Gradients) awaitStep(ctx context.Context) error {
 	if err := g.order.Drain(ctx); err != nil {
 		return err
 	}
@@ -469,7 +469,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 		g.fail(g.side.join())
 		return
 	}
-	// What fails while results are written stays.
+	// An error while results are written stays.
 	g.err = g.commitAll(v)
 	g.err = cmp.Or(g.err, g.lookForSkips(ctx))
 	g.err = cmp.Or(g.err, g.side.join())
@@ -565,8 +565,7 @@ func (g *Gradients) commitAll(v engine.Verdict) error {
 	return nil
 }
 
-// rollBack rolls back the steps of all buckets that were started, and returns why it did.
-// What fails now stays.
+// rollBack rolls back the steps of all buckets that were started, and returns why it did. An error from now on stays.
 func (g *Gradients) rollBack() error {
 	cause := g.step.fault
 	for _, b := range g.buckets[:g.step.next] {

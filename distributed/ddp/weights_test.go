@@ -236,8 +236,8 @@ func TestWeightedLarge(t *testing.T) {
 	}
 }
 
-// TestWeightedPatterns: a step with weights has the bits of one without them whose gradients were multiplied by weight and
-// divided by the mean weight, as F32, before: results, what was not sent, and momentum, over steps of other weights.
+// TestWeightedPatterns: a step with weights has the bits of one without them whose gradients were multiplied by weight
+// and divided by the mean weight, as F32, before: results, residuals, and momentum, over steps of other weights.
 func TestWeightedPatterns(t *testing.T) {
 	const n, steps = 800, 6
 	var configs []sparse.Config

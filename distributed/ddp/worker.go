@@ -22,7 +22,7 @@ type worker struct {
 	failed atomic.Bool
 }
 
-// newWorker is for the exchanges of so many buckets at a time, which f makes.
+// newWorker returns a worker for the exchanges of up to capacity buckets at a time, which f makes.
 func newWorker(capacity int, f func(b *bucket) error) *worker {
 	w := &worker{queue: make(chan *bucket, capacity), done: make(chan *bucket, capacity)}
 	go func() {

@@ -249,7 +249,7 @@ func TestBucketsReadLater(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	overflows := rand.New(rand.NewPCG(seed, 1))
-	bad := make([]int, steps) // a bucket with an overflow in a step, if it is one
+	bad := make([]int, steps) // a bucket with a non-finite gradient in a step, if it is one
 	for step := range bad {
 		bad[step] = overflows.IntN(4 * buckets)
 	}

@@ -13,12 +13,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// CheckPattern reduces a sequence of F32 gradients of n elements and checks
-// that all ranks get the same bits, that the statistics agree with a meter,
-// that oktopk keeps its volume, and, unless NoErrorFeedback is set, that
-// nothing gets lost. gradient returns the gradient of any rank in any step.
-// After a gradient with a NaN, an infinity or numbers so large that sums may
-// overflow, only the bits are compared.
+// CheckPattern reduces a sequence of F32 gradients of n elements and checks that all ranks get the same bits, that the
+// statistics agree with a meter, that oktopk keeps its volume, and, unless NoErrorFeedback is set, that nothing gets
+// lost. gradient returns the gradient of any rank in any step. After a gradient with a NaN, an infinity or numbers
+// whose sums may be infinite, only the bits are compared.
 //
 // All ranks of r's world call it together.
 func CheckPattern(ctx context.Context, r commtest.Rank, cfg engine.Config, n, steps int,

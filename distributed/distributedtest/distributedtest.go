@@ -46,8 +46,7 @@ func Extended() Option {
 	return func(s *suite) { s.extended = true }
 }
 
-// Cases leaves out the cases that keep is false for, with so many ranks: those that another run of the suite
-// has.
+// Cases leaves out the cases for which keep is false with that number of ranks: another run of the suite has them.
 func Cases(keep func(ranks int, name string) bool) Option {
 	return func(s *suite) { s.keep = keep }
 }

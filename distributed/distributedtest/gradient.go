@@ -81,7 +81,7 @@ type gradientOf struct {
 	n, rank, size, step int
 }
 
-// gradient returns one rank's gradient of one step. Those of the patterns' cases are made once.
+// gradient returns one rank's gradient of one step. Gradients of the patterns' cases are made once.
 func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
 	key := gradientOf{k.name, n, rank, size, step}
 	if g, ok := s.made.Load(key); ok {

@@ -406,8 +406,8 @@ const specialLen = 3000
 
 func (u *run) special() {
 	const nan, inf = 17, 2900
-	// Scaled codes have a NaN for all that is not finite, and bins have no code for it: all that
-	// share a table or a magnitude are NaN, and what of it is not sent is so in later steps.
+	// Scaled codes have a NaN for all that is not finite, and bins have no code for it: all that share a table or a
+	// magnitude are NaN, and so are, in later steps, the entries left in the residual.
 	scaled := slices.Contains([]string{sparsity.FP8, sparsity.I8, sparsity.I4}, u.cfg.Values)
 	means := slices.Contains([]string{sparsity.I2, sparsity.Bit}, u.cfg.Values)
 	spreads := means && u.cfg.NonFinite == engine.PassNonFinite

@@ -305,7 +305,7 @@ func (x *reduced) afterNaN(step int) {
 	skips := x.cfg.NonFinite == sparse.SkipNonFinite
 	refused := errors.Is(err, sparse.ErrNonFinite)
 	if skipped != skips || undone == skips || refused == skips {
-		fail("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err)
+		fail("step %d: not finite, but skipped is %v, rolled back %v: %w", step, skipped, undone, err)
 	}
 	x.plain(step)
 }

@@ -34,7 +34,7 @@ type holdoff struct {
 	told     time.Time // of the last attempt
 }
 
-// rested is how long the member has waited after so many attempts.
+// rested is how long the member has waited after a number of attempts.
 func (h *holdoff) rested(attempts int) time.Duration {
 	if attempts != h.attempts {
 		h.attempts = attempts

@@ -106,8 +106,8 @@ func (k *knowledge) awaits() bool {
 	return blocked != ""
 }
 
-// outwaits reports whether the member, which is at the boundary, has waited so long for others of its epoch that these
-// are taken to hang. One that evaluates or writes a checkpoint takes less.
+// outwaits reports whether the member, which is at the boundary, has waited long enough for others of its epoch to take
+// them for hung. One that evaluates or writes a checkpoint takes less.
 func (k *knowledge) outwaits() bool {
 	last := k.last()
 	return k.missed > k.hang && last != nil && last.rank(k.self.person()) >= 0 && k.self.returned(last)

@@ -86,7 +86,7 @@ func count() (u used) {
 	return used{goruntime.NumGoroutine(), len(list), m.HeapAlloc}
 }
 
-// free gives back what a member that is closed has.
+// free frees what a closed member has.
 func (a *trainee) free() {
 	if a.reducer != nil {
 		_ = a.reducer.Close() // its communicator may have been aborted

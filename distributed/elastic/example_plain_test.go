@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// A program with a reduction of its own votes itself: between the allreduce, which can be made again, and the update,
+// A program with its own reduction votes itself: between the allreduce, which can be made again, and the update,
 // which cannot. Here the job has one member, whose store is its own.
 func ExamplePlain() {
 	ctx := context.Background()

@@ -150,8 +150,8 @@ func leaverWaits(t *testing.T) {
 	assert.NoError(t, errors.Join(a.Close(), b.Close()))
 }
 
-// TestReplaceAll: all members leave when as many wait to join as there may be. They are gone when the others have the state, and what they
-// had not sent is not lost.
+// TestReplaceAll: all members leave when as many wait to join as there may be. They are gone when the others have the
+// state, and their residuals are not lost.
 func TestReplaceAll(t *testing.T) {
 	for most := range 3 {
 		most++
@@ -509,7 +509,8 @@ func TestVersionsMeet(t *testing.T) {
 	require.NoError(t, errors.Join(m.Close(), server.Close()))
 }
 
-// TestBindFails: a trainer that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
+// TestBindFails: a trainer that says of each communicator that a peer is lost is tried again, but neither at once nor
+// forever.
 func TestBindFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server, tried := store.NewServer(store.Options{}), 0

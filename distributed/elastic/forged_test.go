@@ -261,7 +261,8 @@ func forgedStep(t *testing.T) {
 	require.NoError(t, errors.Join(ctx.Err(), forger.Close(), server.Close()))
 }
 
-// An epoch that none can follow, as its number is the last one, ends the members instead of having them propose for ever.
+// An epoch that none can follow, as its number is the last one, ends the members instead of having them propose
+// forever.
 func TestForgedLastEpoch(t *testing.T) {
 	for name, forge := range map[string]func(r *record){
 		"number":   func(r *record) { r.Number = lastNumber },

@@ -39,8 +39,8 @@ func sum(list []failure) (total int) {
 	return total
 }
 
-// failures returns those of the epoch that comes after r, which is formed without the members in excluded. Who is
-// present and has the state was in r.
+// failures returns those of the epoch that comes after r, which is formed without the members in excluded. Members that
+// are present and have the state were in r.
 func (r *record) failures(present []status, excluded []person) []failure {
 	list := slices.DeleteFunc(slices.Clone(r.Failed), func(f failure) bool {
 		return slices.ContainsFunc(present, func(s status) bool {

@@ -19,7 +19,7 @@ const (
 	fresh standing = "fresh"
 	// joining: at a boundary, without the state.
 	joining standing = "joining"
-	// stepping: with the state, and not at a boundary: in an epoch, or having given up the wait for one.
+	// stepping: with the state, and not at a boundary: in an epoch, or no longer waiting for one.
 	stepping standing = "stepping"
 	// boundary: with the state, at the boundary behind an epoch.
 	boundary standing = "boundary"

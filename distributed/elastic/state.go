@@ -188,9 +188,9 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	return nil
 }
 
-// sayDropped says that a member that joins again loses what it had not sent, ever less often. One that has made no
-// step has nothing to lose, which it need not look at. A trainer that has no residuals before it is restored says so
-// with an error.
+// sayDropped says that a member that joins again loses its residual, ever less often. One that has made no step has
+// nothing to lose, which it need not look at. A trainer that has no residuals before it is restored says so with an
+// error.
 func (m *Member) sayDropped(e *Epoch) {
 	if m.Steps() == 0 {
 		return

@@ -12,8 +12,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// Bounds of what the store has. Whoever knows the job's secret can write there, so a record or a status is checked
-// when it is read, and the rest of this package relies on that.
+// Bounds of what the store has. Any process that knows the job's secret can write there, so a record or a status is
+// checked when it is read, and the rest of this package relies on that.
 const (
 	maxMembers   = 1 << 14 // of an epoch
 	maxTextBytes = 1 << 10 // bytes of a name

@@ -48,7 +48,7 @@ type view struct {
 	min, max int           // members of an epoch; max 0 is any number
 	patience time.Duration // the member's
 	orphaned time.Duration // for how long nobody has been here who has the state
-	overdue  bool          // this member has waited so long at the boundary that who is not there is taken to hang
+	overdue  bool          // this member has waited long enough at the boundary to take missing members for hung
 	final    string        // the World of the epoch with the last step of the job, "" before that
 }
 
@@ -165,7 +165,7 @@ func (v *view) blocked(last *record) (reason string, needed bool) {
 	return reason, false
 }
 
-// step is the step with which the next epoch begins. What one has committed, all have, but for one that stopped
+// step is the step with which the next epoch begins. All have committed a step that one has, but for one that stopped
 // waiting for the others; and all commit what all are prepared for.
 func (v *view) step(last *record) uint64 {
 	var committed uint64

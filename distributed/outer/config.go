@@ -102,7 +102,8 @@ func (c Config) withDefaults() (Config, error) {
 // longestWindow bounds the steps of a window.
 const longestWindow = math.MaxInt32
 
-// fits reports whether a window may have so many steps: each fragment is sent in it, and arrives before the next one.
+// fits reports whether a window may have that number of steps: each fragment is sent in it, and arrives before the next
+// one.
 func (c *Config) fits(steps int) bool {
 	return steps/c.Fragments >= max(1, c.Delay) && steps <= longestWindow
 }

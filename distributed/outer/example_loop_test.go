@@ -50,7 +50,7 @@ func ExampleLoop() {
 	// Output: [0.5 0.5] true
 }
 
-// Ranks agree by a vote of their own that an exchange counts. After one that was refused the loop goes on over another
+// Ranks agree by their own vote that an exchange counts. After one that was refused the loop goes on over another
 // communicator, and the same step is made again.
 func ExampleLoop_Rebind() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {

@@ -197,7 +197,7 @@ func (f *fragment) complete(ctx context.Context) (ddp.Stats, error) {
 
 // finish is land, and moves the common parameters by what has landed, and this rank's to them.
 func (l *Loop) finish(ctx context.Context, f *fragment) error {
-	// The ranks may be others than when it was sent.
+	// The ranks may differ from those that sent it.
 	if err := l.agree(ctx); err != nil {
 		return err
 	}

@@ -933,8 +933,8 @@ func TestWrongStates(t *testing.T) {
 	}))
 }
 
-// An outer gradient that is not finite on one rank is dropped by all, who take the common
-// parameters; the next round is as any other.
+// An outer gradient that is not finite on one rank is skipped by all ranks, which take the common parameters; the next
+// round is as any other.
 func TestNonFinite(t *testing.T) {
 	for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
 		for _, delay := range []int{0, 1} {
@@ -1111,7 +1111,7 @@ func TestRebindElsewhere(t *testing.T) {
 	}))
 }
 
-// TestCloseStuck: memory that the communicator may still write is given back by a later Close, when it does not any more.
+// TestCloseStuck: memory that the communicator may still write is freed by a later Close, once it no longer writes.
 func TestCloseStuck(t *testing.T) {
 	unordered := errors.New("order lost")
 	standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {

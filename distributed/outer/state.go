@@ -311,8 +311,8 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 }
 
 // Rebind moves the loop to another communicator, also in the middle of a window. All ranks of c call it together.
-// Whatever lost ranks had not sent is lost. A fragment whose exchange failed is averaged again over the ranks of c when
-// Step is repeated.
+// Residuals of lost ranks are lost. A fragment whose exchange failed is averaged again over the ranks of c when Step is
+// repeated.
 //
 // While a fragment is in flight over a working communicator, Rebind returns [comm.ErrArgument] at once and changes
 // nothing: a peer may never send the fragment. First call [Loop.State], which waits for the exchange, or

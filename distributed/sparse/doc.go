@@ -14,8 +14,8 @@
 //   - Indices are 32-bit integers. A tensor has at most 2^31-1 elements.
 //   - NaN and infinities rank above all numbers, so they are selected first: if
 //     any rank's gradient has one, every rank finds out in that step (with [PassNonFinite],
-//     where a step of [Oktopk] has no room for it, in a later one). What follows is the
-//     same on all ranks ([NonFinitePolicy]).
+//     where a step of [Oktopk] has no room for it, in a later one). The consequence
+//     is the same on all ranks ([NonFinitePolicy]).
 //   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
 //     and residual are as before it, bit for bit, and the step can be repeated.
 //

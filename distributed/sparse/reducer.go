@@ -149,10 +149,9 @@ func (r *Reducer) Rebind(c comm.Communicator) error {
 // ([comm.Allocate]), all ranks close together; after an error that memory is left
 // to the communicator's Close.
 //
-// If a step has failed in the middle of an exchange, Close waits for the
-// communicator, at most 5 seconds. After an error of that wait the memory is not
-// given back, because the communicator may still write it: close the communicator
-// then, and after it the Reducer again.
+// If a step has failed in the middle of an exchange, Close waits for the communicator, at most 5 seconds. After an
+// error of that wait the memory is not freed, because the communicator may still write it: close the communicator then,
+// and after it the Reducer again.
 func (r *Reducer) Close() error {
 	return r.engine.Close()
 }

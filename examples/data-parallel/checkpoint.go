@@ -18,9 +18,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// checkpoint is what is needed to go on as if nothing had been, on as many ranks, or
-// on others. The parameters are the same on all ranks; what a rank has not sent yet,
-// and its momentum, are its own.
+// checkpoint is what is needed to go on as if nothing had been, on as many ranks, or on others. The parameters are the
+// same on all ranks; a rank's residual and momentum are its own.
 type checkpoint struct {
 	Epoch      int       // the next one
 	Parameters []float32 // of the model
@@ -96,7 +95,7 @@ func resume(
 	return all.Epoch, exchange.Restore(ctx, states...)
 }
 
-// What the first byte of rank 0's message says.
+// Meanings of the first byte of rank 0's message.
 const (
 	absent  = iota // there is no file
 	present        // its content follows, which may be empty

@@ -25,7 +25,7 @@ import (
 type hashes struct {
 	mu     sync.Mutex
 	steps  map[uint64][sha256.Size]byte // by step; guarded by mu
-	differ int                          // how many were others than those before; guarded by mu
+	differ int                          // how many differed from those before; guarded by mu
 }
 
 // add compares the weights after a step with those of other ranks.
@@ -141,7 +141,7 @@ func TestAnyMembers(t *testing.T) {
 	assert.Greater(t, several, 2, "numbers of members")
 }
 
-// knocks reports whether a member has a key of its own.
+// knocks reports whether a member has its own key.
 func knocks(keys *sync.Map, name string) (found bool) {
 	keys.Range(func(key, _ any) bool {
 		found = found || strings.HasSuffix(key.(string), name)

@@ -42,7 +42,7 @@ type worker struct {
 	reduced  []*cuda.Event // on the communicator's, when its sum is
 }
 
-// demonstrate takes a step each way on one rank. What it allocates is freed with the runtime and the communicator.
+// demonstrate takes a step each way on one rank. Its memory is freed with the runtime and the communicator.
 func demonstrate(ctx context.Context, c *nccl.Comm) ([]step, error) {
 	w := &worker{comm: c, rt: c.Runtime()}
 	if err := w.open(ctx); err != nil {

@@ -1,5 +1,5 @@
 // Command relay sums over ranks that cannot reach each other. All connect to a relay that they can reach, which joins
-// their connections. What they say stays encrypted there: TLS and the job's secret are on top.
+// their connections. Their data stays encrypted there: TLS and the job's secret are on top.
 //
 //	relay -serve :9000                  # on a host that all reach
 //	export RANK=0 WORLD_SIZE=2 MASTER_ADDR=rank0 MASTER_PORT=29500 TUTTI_SECRET=…

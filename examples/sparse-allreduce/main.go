@@ -1,7 +1,6 @@
-// Command sparse-allreduce averages a gradient over some ranks and sends only
-// the largest 5 % of the entries per step. What is not sent stays in a residual on its
-// rank (error feedback) and is sent later, so the sum of the results approaches
-// the dense one. selector.go selects other entries than the largest.
+// Command sparse-allreduce averages a gradient over some ranks and sends only the largest 5 % of the entries per step.
+// The other entries stay in a residual on their rank (error feedback) and are sent later, so the sum of the results
+// approaches the dense one. selector.go selects other entries than the largest.
 //
 //	go run ./examples/sparse-allreduce                     # four ranks on the host
 //	TUTTI_BACKEND=nccl go run ./examples/sparse-allreduce  # a rank on each GPU

@@ -1,5 +1,5 @@
-// Package env names the environment variables that the library, the command and the adapters read or set, in one
-// place. Those that only one package reads and no other package sets, such as TUTTI_CUDA_LIB, stand there.
+// Package env names the environment variables that the library, the command and the adapters read or set, in one place.
+// Variables that only one package reads and no other package sets, such as TUTTI_CUDA_LIB, stand there.
 package env
 
 // Which ranks tutti.Run runs, where a program's Config does not say.
@@ -8,7 +8,7 @@ const (
 	Ranks   = "TUTTI_RANKS"   // how many goroutines are ranks
 )
 
-// What package instrument puts around communicators.
+// Variables of package instrument.
 const (
 	Check     = "TUTTI_CHECK"      // 1, or how long a rank waits for the others, such as 10s
 	Record    = "TUTTI_RECORD"     // how many calls a rank keeps, such as 1000
@@ -22,7 +22,7 @@ const (
 	SecretFile = "TUTTI_SECRET_FILE"
 )
 
-// What tutti launch tells the ranks that it starts.
+// Variables that tutti launch sets for its ranks.
 const (
 	Store = "TUTTI_STORE" // with --join: addresses of the job's store, with commas between
 	Job   = "TUTTI_JOB"   // with --join: the name of the job in a store of several jobs
@@ -42,12 +42,12 @@ const (
 	TCPSilence     = "TUTTI_TCP_SILENCE"     // Silence, such as 30s
 )
 
-// What package mpi reads; its documentation has the values.
+// Variables of package mpi; its documentation has the values.
 const (
 	MPILibrary     = "TUTTI_MPI_LIB"         // the library, instead of the first one that is found
 	MPICollectives = "TUTTI_MPI_COLLECTIVES" // nothing, or "native"
 	MPIShared      = "TUTTI_MPI_SHARED"      // nothing, or "off"
 )
 
-// What package p2p reads.
+// Variables of package p2p.
 const P2POrder = "TUTTI_P2P_ORDER" // nothing, or "fixed"

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// The longest code has so many bits that its table stays in the first cache.
+// The longest code is short enough for its table to stay in the first cache.
 const (
 	maxBits   = 11
 	tableSize = 1 << maxBits

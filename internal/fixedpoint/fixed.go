@@ -147,7 +147,7 @@ func Square(sums []int32, exponents []byte, skip, precision, divisor int) float6
 }
 
 // height returns the largest exponent that a block has, and the length of its largest sum, together: those of terms may
-// have cancelled out. 0: all sums are 0.
+// have canceled out. 0: all sums are 0.
 func height(sums []int32, exponents []byte, skip int) (top int, finite bool) {
 	finite = true
 	rows(len(sums), skip, func(_, from, to int) {

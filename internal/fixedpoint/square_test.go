@@ -12,7 +12,7 @@ import (
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// drawSums draws sums below exponents that jump between blocks, of which some are zeros or cancelled out.
+// drawSums draws sums below exponents that jump between blocks, of which some are zeros or canceled out.
 func drawSums(r *rand.Rand, n, skip int) (sums []int32, exponents []byte) {
 	sums = make([]int32, n)
 	exponents = make([]byte, (skip+n+Block-1)/Block)

@@ -197,7 +197,7 @@ func widen(dst []float32, ptr uintptr, dt dtype.DType) {
 	}
 }
 
-// narrow stores elements as those of type dt, from an address on. Those of F32 are there.
+// narrow stores elements as those of type dt, from an address on. Elements of F32 are there.
 func narrow(ptr uintptr, dt dtype.DType, src []float32) {
 	switch dt {
 	case dtype.F16:

@@ -259,8 +259,8 @@ func (w *writer) end() {
 	}
 }
 
-// Decode writes the first indices of a block of count entries, which src begins with; next is the least
-// index that the first one may have. Whatever the block holds, no more than src is read.
+// Decode writes the first indices of a block of count entries, which src begins with; next is the least index that the
+// first one may have. No more than src is read, even of an invalid block.
 func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 	k, capped, u := h.split()
 	low := (count*int(k) + 7) / 8

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ending is a listener of a program that returns errors of its own.
+// ending is a listener of a program that returns its own errors.
 type ending struct {
 	closed chan struct{}
 }

@@ -81,7 +81,8 @@ func (l *Listener) Close() error {
 
 // Bound returns a connection that keeps its deadlines and has addresses, whatever conn does: channels of ssh refuse
 // deadlines, and other connections ignore them. All that it asks of conn is that Close ends reads and writes. So a
-// deadline that passes during a read or a write closes the connection. Those of the system are returned as they are.
+// deadline that passes during a read or a write closes the connection. Connections of the system are returned as they
+// are.
 func Bound(conn net.Conn) net.Conn {
 	switch conn.(type) {
 	case *net.TCPConn, *net.UnixConn, *bound:

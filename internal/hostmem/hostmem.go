@@ -66,8 +66,8 @@ func pointer(p uintptr) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
 }
 
-// address is the way back. What p points to escapes to the heap, where it stays
-// in its place: the compiler cannot know that never is false.
+// address is the way back. The value that p points to escapes to the heap, where it stays in its place: the compiler
+// cannot know that never is false.
 func address(p unsafe.Pointer) uintptr {
 	if never {
 		sink = p

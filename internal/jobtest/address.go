@@ -17,8 +17,8 @@ var taken atomic.Int64
 // do not get it. The next ports up to a number of them in all are the test's as well.
 func Address(t testing.TB, ports int) string {
 	t.Helper()
-	// A process has its own host where all of 127.0.0.0/8 are. The ports are below those that systems
-	// choose, and others than those of most other processes, for what listens on all hosts.
+	// A process has its own host where all of 127.0.0.0/8 are. The ports are below those that systems choose, and differ
+	// from those of most other processes, for listeners on all hosts.
 	const first, span, block = 10_000, 20_000, 256
 	pid := os.Getpid()
 	host := fmt.Sprintf("127.%d.%d.%d", 1+pid>>16&0x7f, pid>>8&0xff, pid&0xff)

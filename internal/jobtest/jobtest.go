@@ -55,8 +55,8 @@ func Environment(t testing.TB) []string {
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR="+temporary)
 }
 
-// DefaultSignals has processes that this one starts from now on get signals as usual. Who started the tests may ignore
-// hangups or interrupts, as nohup does, and processes inherit that, unless this one handles them.
+// DefaultSignals has processes that this one starts from now on get signals as usual. The process that started the
+// tests may ignore hangups or interrupts, as nohup does, and processes inherit that, unless this one handles them.
 func DefaultSignals() {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(s) {

@@ -35,7 +35,7 @@ func InTurns(warmup, rounds int, slowest Slowest, subjects ...Round) ([][]float6
 	return slices.Collect(slices.Chunk(times, max(rounds, 1))), err
 }
 
-// Fit returns how many iterations take about so many seconds on the slowest rank, from 1 to limit.
+// Fit returns how many iterations take about the given seconds on the slowest rank, from 1 to limit.
 func Fit(seconds float64, limit int, slowest Slowest, run func(iterations int) (float64, error)) (int, error) {
 	for iterations := 2; ; iterations *= 8 {
 		local, err := run(iterations)

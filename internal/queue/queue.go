@@ -48,8 +48,8 @@ func (q *Of[T]) Pop() T {
 	return x
 }
 
-// Keyed is a queue for each key. The zero value is empty. What a call costs does not depend on how many
-// elements there are, of this key or of others. It keeps its memory.
+// Keyed is a queue for each key. The zero value is empty. The cost of a call does not depend on how many elements there
+// are, of this key or of others. It keeps its memory.
 type Keyed[T any] struct {
 	nodes   []node[T] // by place, of which the first stands for no node; nil before the first Push
 	buckets []int32   // places of the oldest element of a key, by the key's hash; 0 for none

@@ -25,7 +25,7 @@ func NewBell(address uintptr) Bell {
 	return Bell{&hostmem.Slice[atomic.Uint32](address, 1)[0]}
 }
 
-// Arm arms the bell. What came before that rang in vain.
+// Arm arms the bell. Earlier rings had no effect.
 func (b Bell) Arm() {
 	if !b.Armed() {
 		b.word.Store(armed)

@@ -53,7 +53,8 @@ type Server struct {
 	fd int        // of the segment; -1 when closed; guarded by mu
 }
 
-// Serve makes a segment, all zero, and hands it over until the server is closed. Who has the segment then keeps it.
+// Serve makes a segment, all zero, and hands it over until the server is closed. Processes that have the segment then
+// keep it.
 func Serve(bytes int) (*Server, []byte, error) {
 	s := &Server{}
 	var err error

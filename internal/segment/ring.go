@@ -15,7 +15,7 @@ import (
 type Ring struct {
 	data    []byte         // a power of two
 	written *atomic.Uint64 // bytes that the writer has published
-	read    *atomic.Uint64 // bytes whose room the reader has given back
+	read    *atomic.Uint64 // bytes whose room the reader has freed
 	starved *atomic.Uint32 // not zero: the writer waits for room
 
 	position uint64 // of this side, in bytes since the beginning; not all of it is published

@@ -19,7 +19,7 @@
 // a process of another user namespace, for which the kernel names another user.
 //
 // An offer also has the number of the maker's [Machine]: those of other hosts or namespaces do not try. That saves
-// time. What proves that two processes are on one machine is the handover.
+// time. The handover proves that two processes are on one machine.
 //
 // # Use
 //

@@ -4,7 +4,7 @@
 //
 // A simulation is a bubble of testing/synctest. Before and after whatever lets goroutines see
 // each other, the goroutine sleeps for a virtual time that the seed chooses (a point). No two
-// goroutines wake at the same instant, since each one's wake-ups have a remainder of its own. So one
+// goroutines wake at the same instant, since each one's wake-ups have its own remainder. So one
 // goroutine at a time goes from a point to the next, and the seed decides which: it chooses the
 // interleaving as it chooses what the network does.
 package sim

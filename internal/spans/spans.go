@@ -3,7 +3,7 @@ package spans
 
 import "math/bits"
 
-// Set is a set of ranges of memory, each with a value. The zero value is empty. What a call costs grows with the
+// Set is a set of ranges of memory, each with a value. The zero value is empty. The cost of a call grows with the
 // logarithm of the number of ranges. The set keeps its memory.
 //
 // It is a treap: a tree in the order of the ranges' beginnings, which priorities without a pattern keep balanced. Each

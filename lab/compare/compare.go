@@ -125,8 +125,8 @@ type measured struct {
 //go:embed c/allreduce.c
 var program []byte
 
-// Run measures and returns the results, by ranks, size, place and subject. What cannot be measured here, or fails,
-// is left out, and missing says why. If ctx ends, the results are of the turns until then.
+// Run measures and returns the results, by ranks, size, place and subject. Subjects that cannot be measured here, or
+// fail, are left out, and missing says why. If ctx ends, the results are of the turns until then.
 func Run(ctx context.Context, cfg Config) (results []Result, missing []error, err error) {
 	dir, err := os.MkdirTemp("", "tutti-compare-")
 	if err != nil {

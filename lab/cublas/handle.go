@@ -51,7 +51,7 @@ func Open(rt *cuda.Runtime) (*Handle, error) {
 	return h, nil
 }
 
-// init acquires what Close gives back.
+// init acquires what Close frees.
 func (h *Handle) init() (err error) {
 	sym := &h.lib.sym
 	cell := new(uint64)

@@ -47,7 +47,7 @@ func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
 	return s, nil
 }
 
-// init acquires what close gives back.
+// init acquires what close frees.
 func (s *session) init(ctx context.Context) error {
 	var a attempt.Calls
 	side := s.Comm
@@ -76,7 +76,7 @@ func (s *session) init(ctx context.Context) error {
 			return s.newLink(ctx, s.Beside)
 		})
 	}
-	a.Do(func() error { return s.settle(ctx) })
+	a.Do(func() error { return s.warmUp(ctx) })
 	return a.Err
 }
 
@@ -86,8 +86,8 @@ func (s *session) init(ctx context.Context) error {
 // sent first comes round again: then it stays where it is.
 const settleSteps = 300
 
-// settle makes the residuals what they are after many steps.
-func (s *session) settle(ctx context.Context) error {
+// warmUp makes the residuals what they are after many steps.
+func (s *session) warmUp(ctx context.Context) error {
 	if !s.cfg.sparse() {
 		return nil
 	}

@@ -148,16 +148,14 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	return m.register(parts)
 }
 
-// A step's gradients are cut out of the noise behind so many elements for each step before
-// it, in turns.
+// A step's gradients are cut out of the noise after a number of elements for each step before it, in turns.
 const (
 	noiseShift  = 8 // as copies of 16 bytes are the fastest
 	noiseShifts = 4096
 )
 
-// draw replaces a gradient, with a sparse pattern, by random numbers, other ones in every
-// step. What products leave there is the same in all steps, so that what is sent of it, and
-// the thresholds with it, would never be as they are in training.
+// draw replaces a gradient, with a sparse pattern, by random numbers, other ones in every step. Results of products are
+// the same in all steps, so selected entries and thresholds would never be as in training.
 func (m *model) draw(rt runtime.Runtime, gradient int) error {
 	if m.noise == 0 {
 		return nil

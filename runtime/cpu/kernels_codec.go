@@ -54,8 +54,8 @@ type chunkFilter struct {
 // usable reports whether the filter may leave a part of the elements out.
 func (f *chunkFilter) usable() bool { return f.low > 0 && isFinite(f.last) }
 
-// adapt takes account of a chunk with so many candidates and its k-th element. Enough
-// candidates are half as many again as are selected, since thresholds of chunks differ.
+// adapt takes account of a chunk's number of candidates and its k-th element. Enough candidates are half as many again
+// as are selected, since thresholds of chunks differ.
 func (f *chunkFilter) adapt(found, k int, t float32) {
 	const step = 1. / 32
 	switch {
@@ -76,7 +76,7 @@ func (f *chunkFilter) reset(t float32) {
 
 // topKChunk is topK, zeros included, of the elements of a chunk.
 func (s *scratch) topKChunk(src *source, k int, dst entries, f *chunkFilter) (count int) {
-	// What is selected is less than the other candidates: it is zeroed afterwards, instead of these being put back.
+	// Fewer entries are selected than not: they are zeroed afterwards, instead of the others being put back.
 	take := src.take
 	src.take = false
 	room := len(src.x) / 2

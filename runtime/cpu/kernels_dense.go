@@ -94,8 +94,8 @@ func (s *scratch) add(dst, from []float32, x uintptr) {
 	hostops.Reduce(s.dst[:], s.src[:], len(dst), dtype.F32, reductions.Sum, false)
 }
 
-// widen returns the n elements of type dt at x as float32. Those of another
-// type, at most chunk, are in s.chunk then.
+// widen returns the n elements of type dt at x as float32. Elements of another type, at most chunk, are in s.chunk
+// then.
 func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
 	if dt == dtype.F32 {
 		return floats(x, n)

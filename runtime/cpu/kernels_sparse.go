@@ -124,9 +124,8 @@ func translate(positions, idx []int32) {
 	}
 }
 
-// merge writes the sums of s.lists, tile by tile of the index space: while a
-// tile is in the cache it is cleared, gets its part of every list, and is
-// rounded to dt, or written past the caches: a reader of so much finds little of it
+// merge writes the sums of s.lists, tile by tile of the index space: while a tile is in the cache it is cleared, gets
+// its part of every list, and is rounded to dt, or written past the caches: a reader of that much finds little of it
 // there. excess is as in store.
 func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, excess []float32) (outside int32) {
 	memory := s.chunk[:]
@@ -161,9 +160,8 @@ func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, exces
 	return outside + s.drain(n)
 }
 
-// addTo adds the entries that come first and belong to a tile of the index
-// space, which starts at from, and removes them from the list. What is below
-// the tile, out of range or out of order, is removed too; it returns how many
+// addTo adds the entries that come first and belong to a tile of the index space, which starts at from, and removes
+// them from the list. Indices below the tile, out of range or out of order are removed, too; it returns how many
 // indices were negative.
 func (e *entries) addTo(tile []float32, from int, scale float32) (negative int32) {
 	idx := e.idx
@@ -203,9 +201,9 @@ func (s *scratch) drain(n int) (outside int32) {
 // indices in [0, n). If they turn out not to be, it reports false, and what it wrote
 // is void. dst has room for both.
 //
-// Which list comes next is as good as random, so nothing in the loop branches on it:
-// the smaller index and its value are chosen by conditional moves, and each list
-// moves on by a comparison's outcome. What is written ascends only if both lists do.
+// Which list comes next is as good as random, so nothing in the loop branches on it: the smaller index and its value
+// are chosen by conditional moves, and each list moves on by a comparison's outcome. The result ascends only if both
+// lists do.
 func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 	// Equal lengths, said in the compiler's terms: one bounds check for two. Values come before indices, since Go 1.26
 	// then has registers for i and j: in the other order the loop takes 1.9 times as long (BenchmarkUnionOfTwo).

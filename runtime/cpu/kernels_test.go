@@ -332,7 +332,7 @@ func FuzzLists(f *testing.F) {
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
 		within := put(w, length, int32(n/2))
 		left, none := int32(0), w.list(entries{}, 5)
-		if l := read[int32](lists[0].Idx, lists[0].N); slices.IsSorted(l) { // all that is left out is given back
+		if l := read[int32](lists[0].Idx, lists[0].N); slices.IsSorted(l) { // all that is left out is restored
 			for _, i := range l {
 				if (i < length || i >= int32(n/2)) && (i < 0 || int(i) >= n) {
 					left++

@@ -137,7 +137,7 @@ func fill[T uint8 | uint16 | uint32 | uint64](dst uintptr, count int, value T) {
 	}
 }
 
-// Synchronize returns at once unless ctx is done: nothing is ever pending.
+// Synchronize returns at once unless ctx is done: no work is ever in flight.
 func (rt *Runtime) Synchronize(ctx context.Context) error {
 	if rt.pool.Closed() {
 		return errClosed("synchronize")
@@ -171,9 +171,8 @@ func (rt *Runtime) Trim() (int64, error) {
 	return rt.pool.Trim()
 }
 
-// Close returns all memory to the system, and the memory of wrapped slices to its
-// owners. What is still live becomes invalid and is reported as an error that
-// wraps [runtime.ErrLeak].
+// Close returns all memory to the system, and the memory of wrapped slices to its owners. Memory that is still live
+// becomes invalid and is reported as an error that wraps [runtime.ErrLeak].
 func (rt *Runtime) Close() error {
 	return errors.Join(rt.pool.Close(), rt.unpinAll())
 }

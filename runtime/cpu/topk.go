@@ -202,7 +202,7 @@ func (s *scratch) findCandidates(src *source, lo uint32, room int) (found int) {
 	return s.pick(src, lo, s.candidates)
 }
 
-// putBack undoes that candidates were taken, of which so many were found.
+// putBack puts candidates back that were taken; found is how many.
 func (s *scratch) putBack(src *source, found int) {
 	if src.take {
 		scatterSet(src.x, s.candidates.cut(found))

@@ -80,7 +80,7 @@ func TestStandInFlushGivesUp(t *testing.T) {
 			_, err := rt.Allocate(bytes)
 			require.ErrorIs(t, err, runtime.ErrOutOfMemory)
 			assert.ErrorContains(t, err, "CUDA_ERROR_OUT_OF_MEMORY")
-			assert.ErrorContains(t, err, "the cache could not be given back: cuda:1: work that may use the memory did not end within 1ms")
+			assert.ErrorContains(t, err, "the cache could not be freed: cuda:1: work that may use the memory did not end within 1ms")
 			_, err = rt.Trim()
 			assert.ErrorContains(t, err, "did not end within 1ms")
 			assert.Equal(t, cached, rt.Stats().CachedBytes)

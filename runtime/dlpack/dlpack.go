@@ -11,12 +11,11 @@
 //
 // # Order on GPUs
 //
-// The producer makes the consumer's stream wait for its own before it hands over: the producer of
-// an imported tensor does that with the stream that Stream returns, and Export with the stream
-// that it is given. Neither is ordered with the other's later work: whoever writes again tells the
-// other by events. What reads or writes a tensor on the way is ordered at its end: Free of an
-// imported tensor waits for the compute stream before it calls the deleter, and the compute stream
-// waits for the consumer's stream before an exported one's done is called.
+// The producer makes the consumer's stream wait for its own before it hands over: the producer of an imported tensor
+// does that with the stream that Stream returns, and Export with the stream that it is given. Neither is ordered with
+// the other's later work: whoever writes again tells the other by events. Reads and writes of a tensor on the way are
+// ordered at its end: Free of an imported tensor waits for the compute stream before it calls the deleter, and the
+// compute stream waits for the consumer's stream before an exported one's done is called.
 package dlpack
 
 import (

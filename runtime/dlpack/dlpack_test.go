@@ -107,7 +107,7 @@ func TestImportRefuses(t *testing.T) {
 	p.Drop.Call(m, 1)
 }
 
-// A library reads what is exported to it, and says on a thread of its own that it is done.
+// A library reads what is exported to it, and says on its own thread that it is done.
 func TestExport(t *testing.T) {
 	p, rt := openPeer(t), openCPU(t)
 	x, err := cpu.Wrap(rt, []float32{1, 2, 3, 4, 5, 6}, 2, 3)

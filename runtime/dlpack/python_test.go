@@ -31,7 +31,7 @@ type python struct {
 	restore func(uintptr)
 	words   []string          // what stands for a word of a script
 	tensors []*runtime.Tensor // what scripts may take, by number
-	done    atomic.Int32      // tensors that scripts have given back
+	done    atomic.Int32      // tensors that scripts have returned
 	wrong   error             // of an export
 }
 
@@ -341,7 +341,7 @@ kept = give(z)
 }
 
 // The library's stream waits for what this side has in flight, and this side for what the library's stream has when a
-// tensor is given back, on whatever thread; the host waits for neither.
+// tensor is returned, on whatever thread; the host waits for neither.
 func (p *python) ordersStreams(t *testing.T) {
 	if p.box[0] != onGPU {
 		return

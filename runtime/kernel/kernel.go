@@ -87,10 +87,9 @@ type Acceptance struct {
 type Piece struct {
 	// From is the list.
 	From Entries
-	// Start and End are the device addresses of I32: the positions in From of the
-	// piece's first entry and of the one behind its last. 0 is the list's beginning or
-	// end. What is outside of the list is its beginning or end, and an End before Start
-	// makes an empty piece.
+	// Start and End are the device addresses of I32: the positions in From of the piece's first entry and of the one
+	// behind its last. 0 is the list's beginning or end. A position outside the list is its beginning or end, and an End
+	// before Start makes an empty piece.
 	Start, End uintptr
 	// ByIndex makes Start and End indices instead: the piece has the entries whose index is at least the first and
 	// below the second.
@@ -125,8 +124,8 @@ type Restoration struct {
 //     length above zero or of a number that is not optional are [runtime.ErrArgument],
 //     another type of gradient is [runtime.ErrDType].
 //   - Lists may come from another rank. An index out of range is skipped and
-//     counted ([Array].Faults). Whatever a list holds, no memory outside the
-//     arrays is touched. The result of a list that does not ascend is undefined,
+//     counted ([Array].Faults). Even an invalid list touches no memory
+//     outside the arrays. The result of a list that does not ascend is undefined,
 //     but bounded like that.
 //   - Magnitude is compared by the bits of |x| as an unsigned integer:
 //     NaN > +Inf > finite > 0. It equals the order of |x| on numbers, is total,
@@ -204,11 +203,10 @@ type Kernels interface {
 	// all of them. factors ascend; there are at most 64 (without any, t stays).
 	Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error
 
-	// TopKList selects the k entries of largest magnitude of a list (all if it has
-	// fewer, zeros too); among equals the earlier wins. dst.N is at least
-	// min(k, l.N). without, if not 0, is the address of two I32: entries whose index is not
-	// below the first and below the second take no part. Those that take part and are not
-	// selected are added to residual, unless its Ptr is 0: residual[idx[i]] += val[i].
+	// TopKList selects the k entries of largest magnitude of a list (all if it has fewer, zeros too); among equals the
+	// earlier wins. dst.N is at least min(k, l.N). without, if not 0, is the address of two I32: entries whose index is
+	// not below the first and below the second take no part. Entries that take part and are not selected are added to
+	// residual, unless its Ptr is 0: residual[idx[i]] += val[i].
 	TopKList(l Entries, k int, dst Entries, without uintptr, residual Array) error
 	// SelectList selects the entries of a list of magnitude >= the F32 at threshold.
 	SelectList(l Entries, threshold uintptr, dst Entries) error
@@ -251,10 +249,9 @@ type Kernels interface {
 	// are below it, in the I32 at positions; and, if lengths is not 0, there
 	// positions[i+1]-positions[i] for the first m-1.
 	LowerBounds(l Entries, bounds uintptr, m int, positions, lengths uintptr) error
-	// CopyPieces copies pieces of lists. Those that follow each other and have the
-	// same To, at most [MaxPieces], are put together there in their order; To.Len is
-	// set, and To.N is the capacity: entries beyond it are counted only. No list that
-	// is read is written.
+	// CopyPieces copies pieces of lists. Pieces that follow each other and have the same To, at most [MaxPieces], are put
+	// together there in their order; To.Len is set, and To.N is the capacity: entries beyond it are counted only. No list
+	// that is read is written.
 	CopyPieces(pieces []Piece) error
 	// Sample stores an I32 for each of the quantiles, which are in [0, 1) and at
 	// most 64: the index of the list at position len*quantile, rounded down (in
@@ -265,13 +262,12 @@ type Kernels interface {
 	// index wins. dst.N is at least their number, [ChunkedLen], to which dst.Len is set.
 	TopKChunks(src Source, k, chunk int, dst Entries) error
 
-	// Encode writes a list as a message of codec c, see [Codec], if dst has room for [Codec.Fit] entries
-	// with indices in a range of n, and otherwise the first ones. dst.Bytes is at least 8. What rounding
-	// loses, value - decoded, rounded to F32, is added to lost at the entry's index, and so is the whole
-	// value of an entry for which there is no room; what is decoded as a NaN or infinity loses
-	// nothing. lost.Ptr may be 0. With [CodecPositions] l.Val is not looked at, and nothing is
-	// lost. If the list does not ascend, or has indices in a wider range, the message is undefined, but
-	// not longer than dst.Bytes.
+	// Encode writes a list as a message of codec c, see [Codec], if dst has room for [Codec.Fit] entries with indices in a
+	// range of n, and otherwise the first ones. dst.Bytes is at least 8. The loss of rounding, value - decoded, rounded to
+	// F32, is added to lost at the entry's index, and so is the whole value of an entry for which there is no room; a
+	// value decoded as NaN or infinity loses nothing. lost.Ptr may be 0. With [CodecPositions] l.Val is not looked at, and
+	// nothing is lost. If the list does not ascend, or has indices in a wider range, the message is undefined, but not
+	// longer than dst.Bytes.
 	Encode(l Entries, c Codec, n int, dst Message, lost Array) error
 	// Decode reads a message into a list; dst.Len is set to its length, at most dst.N. With
 	// [CodecPositions] dst.Val is not written. Any message is decoded in a time proportional to dst.N, and
@@ -288,13 +284,13 @@ type Kernels interface {
 
 	// RaiseExponents raises the exponents of f to those of its N elements at x, F32, F16 or BF16.
 	RaiseExponents(f Fixed, x uintptr, dt dtype.DType) error
-	// StoreFixed stores the N elements at x, F32, F16 or BF16, as terms, rounded to nearest even, or adds them to
-	// the sums. Exponents are at least those of x. What a sum is in a block that is not finite is undefined.
+	// StoreFixed stores the N elements at x, F32, F16 or BF16, as terms, rounded to nearest even, or adds them to the
+	// sums. Exponents are at least those of x. Sums in a block that is not finite are undefined.
 	StoreFixed(f Fixed, x uintptr, dt dtype.DType, add bool) error
 	// LoadFixed stores the sums as elements of type dt: the F64 product of a sum, the power of two of its unit, and
-	// 1/divisor times the F32 at factor, unless that is 0, both rounded to F64 before, is rounded to F32, and to dt. What
-	// is beyond the largest number of dt is that number, with its sign. All elements of a block that is not finite are
-	// NaN. divisor is at least 1.
+	// 1/divisor times the F32 at factor, unless that is 0, both rounded to F64 before, is rounded to F32, and to dt. A
+	// value beyond the largest number of dt becomes that number, with its sign. All elements of a block that is not finite
+	// are NaN. divisor is at least 1.
 	LoadFixed(dst uintptr, dt dtype.DType, f Fixed, divisor int, factor uintptr) error
 	// SquareFixed stores in the F64 at sum the sum of the squares of the sums, times the squares of their units and of
 	// 1/divisor, with the same bits on every device: where all of them are less than 2^t, each square is cut to a multiple

@@ -212,7 +212,7 @@ func testCopyArguments(d *device) {
 	}
 }
 
-// What is posted gets to the host as it was then, and stays there until something else is.
+// Posted data gets to the host as it was then, and stays there until something else is.
 func testHostCopies(d *device) {
 	copier, ok := d.Runtime.(kernel.AsyncCopier)
 	if !ok {

@@ -38,7 +38,7 @@ var kernelTests = []test{
 	{"merge", func(d *device) { d.eachLists((*device).checkMerge) }},
 	{"union", func(d *device) { d.eachLists((*device).checkUnion) }},
 	{"scatter", testScatter},
-	{"give back", testRestore},
+	{"restore", testRestore},
 	{"lower bounds", testLowerBounds},
 	{"copy pieces", testCopyPieces},
 	{"sample", testSample},

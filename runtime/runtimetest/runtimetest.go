@@ -5,10 +5,9 @@
 //		runtimetest.Run(t, func(t *testing.T) runtime.Runtime { return mydevice.New() })
 //	}
 //
-// The suite never looks at device memory itself: data goes in by CopyIn and
-// out by CopyOut, so it serves devices whose memory the host cannot address.
-// What a runtime implements beyond the contract ([runtime.Freezer],
-// [kernel.Provider]) is found by type assertion and tested too.
+// The suite never looks at device memory itself: data goes in by CopyIn and out by CopyOut, so it serves devices whose
+// memory the host cannot address. Interfaces that a runtime implements beyond the contract ([runtime.Freezer],
+// [kernel.Provider]) are found by type assertion and tested, too.
 //
 // Results are compared with plain Go programs that share no code with any
 // runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed
@@ -108,14 +107,14 @@ func (d *device) Name() string {
 	return d.T.Name()
 }
 
-// block returns memory that the test gives back.
+// block returns memory that the test frees.
 func (d *device) block(bytes int) uintptr {
 	ptr, err := d.Allocate(bytes)
 	require.NoError(d, err, "allocate %d bytes", bytes)
 	return ptr
 }
 
-// allocate returns memory that the end of the test gives back.
+// allocate returns memory that the end of the test frees.
 func (d *device) allocate(bytes int) uintptr {
 	ptr := d.block(bytes)
 	d.Cleanup(func() { require.NoError(d, d.Deallocate(ptr)) })

@@ -214,7 +214,7 @@ func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) 
 	return gradient.Free()
 }
 
-// release gives back what prepare made.
+// release frees what prepare made.
 func (g *gpu) release(made bool) error {
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()

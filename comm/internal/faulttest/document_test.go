@@ -38,7 +38,7 @@ func TestDocument(t *testing.T) {
 	assert.Equal(t, want, string(text), "run go generate ./comm/internal/faulttest")
 }
 
-// Every fault has a name of its own, and every cell a column.
+// Every fault has its own name, and every cell a column.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
 	for _, f := range Table {

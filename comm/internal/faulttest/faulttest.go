@@ -191,7 +191,7 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 	if also != nil {
 		want.Errors = append(slices.Clip(want.Errors), also)
 	}
-	// Who is to notice at once is not helped by a deadline.
+	// A rank that is to notice at once has no deadline.
 	p.wait = patience / 2
 	if want.Late {
 		p.wait = deadline

@@ -27,7 +27,7 @@ type usage struct {
 	goroutines, descriptors int
 }
 
-// use looks at this process. What a system does not tell is 0.
+// use looks at this process. Figures that a system does not provide are 0.
 func use() usage {
 	for range 2 {
 		goruntime.GC()
@@ -85,7 +85,7 @@ func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.
 	do(total)
 	const slack = 8 << 20
 	kept := int64(total) * int64(b.Keeps)
-	// What the last communicators held may be given back behind their Close.
+	// Resources of the last communicators may be freed after their Close.
 	for late := time.Now().Add(backgroundTime); ; time.Sleep(time.Millisecond) {
 		after := use()
 		// The race detector keeps what it knows of memory for good.
@@ -121,11 +121,10 @@ func (r Rank) soakTrees(ctx context.Context, n, round int) error {
 	return nil
 }
 
-// backgroundTime bounds how long a backend may go on giving back.
+// backgroundTime bounds how long a backend may go on freeing resources.
 const backgroundTime = 10 * time.Second
 
-// soak does so many operations, and so many of them on a communicator before the next
-// one.
+// soak does a number of operations, some of them on a communicator before the next one.
 func (r Rank) soak(ctx context.Context, n, round int) error {
 	for done := 0; done < n; done += round {
 		c, err := r.Comm.Split(ctx, 0, -r.Comm.Rank())

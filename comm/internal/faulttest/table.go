@@ -228,8 +228,8 @@ var Table = []Fault{
 		},
 	},
 	{
-		Name: "cancelled",
-		What: "its context is cancelled",
+		Name: "canceled",
+		What: "its context is canceled",
 		play: func(p *player) error {
 			if !p.odd {
 				return p.do(allReduce(16, dtype.F32, comm.Sum)(p.Rank))

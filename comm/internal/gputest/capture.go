@@ -20,7 +20,7 @@ type CaptureMode uintptr
 // The modes.
 const (
 	CaptureGlobal      CaptureMode = iota // none: what PyTorch's torch.cuda.graph has
-	CaptureThreadLocal                    // others than the one that captures
+	CaptureThreadLocal                    // streams other than the capturing one
 	CaptureRelaxed                        // all
 )
 

@@ -33,14 +33,13 @@ func (m *Marks) Init(rt *cuda.Runtime) {
 	}
 }
 
-// Due counts so many calls more, and reports whether it is time for a mark.
+// Due counts more calls, and reports whether it is time for a mark.
 func (m *Marks) Due(calls int) bool {
 	return m.asked.Load() && m.pending.Add(int64(calls)) >= every
 }
 
-// Set has the stream say that it has come to what was submitted, and is there, so far.
-// In a graph it would say so again and again, so nothing is written into one. What is
-// wrong with the stream, calls tell. Close does not come beside it.
+// Set has the stream say that it has come to what was submitted, and is there, so far. In a graph it would say so again
+// and again, so nothing is written into one. Calls report errors of the stream. Close does not come beside it.
 func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	word := m.word.Load()
 	if word == nil {
@@ -53,10 +52,9 @@ func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	_ = s.Write(word, submitted.Collectives<<32|submitted.Messages&math.MaxUint32)
 }
 
-// Reached returns how far the stream has come, without waiting. submitted returns how
-// far calls go at most; idle returns what the stream, and nobody else, had to do if all
-// that is done. What is found out counts if sound then says that no abort may have
-// ended it.
+// Reached returns how far the stream has come, without waiting. submitted returns how far calls go at most; idle
+// returns what the stream, and nobody else, had to do if all that is done. The result counts if sound then says that no
+// abort may have ended it.
 func (m *Marks) Reached(
 	submitted func() backend.Extent,
 	idle func() (backend.Extent, bool),
@@ -91,7 +89,7 @@ func upTo(n uint64, low uint32) uint64 {
 	return n - uint64(max(0, int32(uint32(n)-low)))
 }
 
-// Close gives back what the stream wrote, unless it may still do so.
+// Close frees the memory that the stream wrote, unless it may still do so.
 func (m *Marks) Close(writes bool) {
 	m.mu.Lock() // nobody loads it
 	defer m.mu.Unlock()

@@ -54,7 +54,7 @@ const lookEvery = 100 * time.Millisecond
 // longestText bounds a cause and an answer, in bytes: they go to every rank, and into its errors.
 const longestText = 200
 
-// What a rank is doing that has not answered.
+// Activities of a rank that has not answered.
 const (
 	lost   = "its process has ended, or cannot be reached"
 	silent = "does not answer"

@@ -265,7 +265,7 @@ func (e *Engine) post(o *Op, m Message) {
 	e.wire.Post(id, &e.table[id])
 }
 
-// complete takes note of a message that is done.
+// complete records that a message is done.
 func (e *Engine) complete(d *Done) error {
 	m := &e.table[d.ID]
 	o := m.owner
@@ -352,7 +352,7 @@ func (e *Engine) fail(op comm.Op, err error) error {
 	return err
 }
 
-// Abort implements [backend.Backend]. What the wire does not cancel stays in flight.
+// Abort implements [backend.Backend]. Messages that the wire does not cancel stay in flight.
 func (e *Engine) Abort(ctx context.Context, cause error) {
 	e.mu.Lock()
 	e.notifyFailure(cause)

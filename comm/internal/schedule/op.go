@@ -34,7 +34,7 @@ func (e entry) String() string { return e.call().String() }
 type Op struct {
 	plan
 
-	// What follows is kept for the next use.
+	// The fields below are kept for the next use.
 
 	// Of exchanges, by rank: where the part for (from) a rank starts, relative to send (recv),
 	// and its length, in bytes.

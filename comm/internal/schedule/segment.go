@@ -146,8 +146,8 @@ func (s *segment) blockBytes(bytes int) int {
 	return min(max(bytes/leastBlocks, shortBlock), s.maxBlock())
 }
 
-// blocksOf returns how many blocks a reduction of so many elements has for each rank, and how many elements a block
-// has. Blocks of all ranks together are no longer than [segment.maxBlock], or of one element each.
+// blocksOf returns how many blocks a reduction of count elements has for each rank, and how many elements a block has.
+// Blocks of all ranks together are no longer than [segment.maxBlock], or of one element each.
 func (s *segment) blocksOf(count, size, to int) (blocks, block int) {
 	bytes := count * size
 	if to == nobody {

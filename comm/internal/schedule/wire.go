@@ -31,10 +31,9 @@ import (
 
 // Wire sends and receives bytes between the ranks of one communicator.
 //
-// The [Engine] calls its methods one at a time, except Await, and holds its lock meanwhile: they do not
-// wait for other ranks, and do not call the Engine. What a Wire does on its own goroutines is
-// bounded by the memory rule: the bytes of a message belong to the Wire from Post until Poll
-// has reported the message, or Abandon has returned 0.
+// The [Engine] calls its methods one at a time, except Await, and holds its lock meanwhile: they do not wait for other
+// ranks, and do not call the Engine. The memory rule bounds the work of a Wire on its own goroutines: the bytes of a
+// message belong to the Wire from Post until Poll has reported the message, or Abandon has returned 0.
 type Wire interface {
 	// Post starts a message. The wire may leave that to the next Flush or Poll, and copies
 	// what it keeps of m. A receive takes the oldest message from m.Peer with its tag that no

@@ -34,10 +34,10 @@ type job struct {
 	members []*simulated // that live
 	all     []*simulated
 	steps   map[uint64]*made
-	until   uint64    // so many steps
+	until   uint64    // number of steps
 	calm    time.Time // when all are in reach again
 	silence time.Duration
-	pace    time.Duration // a step computes for so long at most
+	pace    time.Duration // the longest time that a step computes
 	judge   judge         // of writes to the server
 }
 
@@ -192,7 +192,7 @@ func (m *simulated) residuals() ([]*runtime.Tensor, error) {
 	return nil, nil
 }
 
-// residual is a copy of what the member has not sent.
+// residual is a copy of the member's residual.
 func (m *simulated) residual() (all []float32) {
 	for _, t := range must(m.residuals()) {
 		all = append(all, must(cpu.Slice[float32](t))...)
@@ -354,10 +354,10 @@ func (j *job) inherits(name string, own []float32, last, s *made) {
 	j.fail("%s has the residual %v, and had %v; %d left", name, own, was, len(left))
 }
 
-// settled waits until those who live, and nobody else, make steps together.
-func (j *job) settled(what string) { j.settledIn(what, 60*time.Second) }
+// converge waits until those who live, and nobody else, make steps together.
+func (j *job) converge(what string) { j.convergeIn(what, 60*time.Second) }
 
-func (j *job) settledIn(what string, limit time.Duration) {
+func (j *job) convergeIn(what string, limit time.Duration) {
 	began, first := time.Now(), len(j.steps)
 	for {
 		s := j.steps[uint64(len(j.steps)-1)]
@@ -496,8 +496,8 @@ func (j *job) kill(m *simulated) {
 	j.Kill(m.node, j.Chance(3))
 }
 
-// playElastic has members join, leave, be killed, stopped and cut off from each other and from the store. They make the steps
-// that they would make without faults, and nobody waits for ever. In wild seeds faults do not wait for each other.
+// playElastic has members join, leave, be killed, stopped and cut off from each other and from the store. They make the
+// steps that they would make without faults, and nobody waits forever. In wild seeds faults do not wait for each other.
 func playElastic(p *play) { playJob(p, 0, 40*time.Millisecond) }
 
 // playMembership is that with many events and fewer steps, for which waits look more rarely.
@@ -521,7 +521,7 @@ func playJob(p *play, most int, pace time.Duration) {
 	for range 1 + p.IntN(4) {
 		j.join()
 	}
-	j.settled("the beginning")
+	j.converge("the beginning")
 	if most == 0 {
 		most = 2 + p.IntN(5)
 	}
@@ -529,11 +529,11 @@ func playJob(p *play, most int, pace time.Duration) {
 		if j.event(); wild {
 			sim.Sleep(p.Between(0, 3*j.silence))
 		} else {
-			j.settled("after an event")
+			j.converge("after an event")
 		}
 	}
 	sim.Sleep(10 * j.silence)
-	j.settled("the end")
+	j.converge("the end")
 	j.until = uint64(len(j.steps)) + 3
 	trains := func(m *simulated) bool { return m.done < j.until }
 	for began := time.Now(); slices.ContainsFunc(j.members, trains); sim.Sleep(10 * time.Millisecond) {

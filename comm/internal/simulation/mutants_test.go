@@ -114,7 +114,7 @@ var mutants = []mutant{
 	{"the end of a connection is told to nobody", "tcp", change{pairFile, "go p.node.signal() // not with mu held", ""}, "waits look every millisecond, and Close drains"},
 	{"messages that are done are told to nobody", "tcp", change{wireFile, "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()\n\tif !w.collects.Load() {\n\t\tw.signal()\n\t}", "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()"}, "waits look every millisecond: what they wait for is later by that"},
 	{"grants are not sent", "tcp", change{inboxFile, "p.outbox.grants.Push(outFrame{header: header{kind: frameGrant, message: in.number}})", ""}, ""},
-	{"credit is not given back", "comm/tcp", change{"comm/tcp/credit.go", "c.available += int(bytes)", ""}, ""},
+	{"credit is not returned", "comm/tcp", change{"comm/tcp/credit.go", "c.available += int(bytes)", ""}, ""},
 	{"silence is not noticed", "tcp", change{"comm/tcp/silence.go", "silent >= patience {", "silent < 0 {"}, ""},
 	{"a rank that still connects is lost for its silence", "comm/tcp", change{"comm/tcp/silence.go", "if last == unheard {", "if false {"}, ""},
 	{"no signs of life", "tcp", change{"comm/tcp/silence.go", "quiet := !p.active && !p.state.departing()", "quiet := false"}, ""},

@@ -49,7 +49,7 @@ type program struct {
 	fault   fault
 	timeout time.Duration // of waits, 0 for none
 	hasty   bool          // ranks close without a wait for what they have submitted last
-	pause   time.Duration // for so long a process is stopped
+	pause   time.Duration // how long a process is stopped
 	crowd   int           // goroutines of a rank that wait beside it: those of odd ranks, or of all if it is more than 1
 	idles   atomic.Int32
 	below   atomic.Bool // a sub-communicator has failed, whose errors have other numbers of ranks
@@ -534,8 +534,8 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 	p.Event("closed: %v", o.err)
 }
 
-// settled fails if memory has changed after the rank was told that nobody touches it.
-func (o *outcome) settled(p *play, rank int) {
+// checkMemory fails if memory has changed after the rank was told that nobody touches it.
+func (o *outcome) checkMemory(p *play, rank int) {
 	i := 0
 	for _, k := range o.calls {
 		for _, m := range k.memory {

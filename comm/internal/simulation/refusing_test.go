@@ -14,7 +14,7 @@ import (
 
 // judge is how a store answers writes, as an etcd may that has no room, or whose leader changes.
 type judge struct {
-	every  int  // one of so many is not answered as it should; 0 means none
+	every  int  // one of this number is not answered as it should; 0 means none
 	denied bool // such a write is made, and the answer is an error
 	bad    bool // all are answered so
 	writes int
@@ -94,9 +94,9 @@ func (j *job) isolate(m *simulated) {
 	cut(time.Now().Add(time.Hour))
 	j.gone(m)
 	// The connections' silence and an attempt, perhaps one more that began before.
-	j.settledIn("those who do not reach one", 14*j.silence)
+	j.convergeIn("those who do not reach one", 14*j.silence)
 	sim.Sleep(j.Between(0, 10*j.silence))
 	cut(time.Now())
 	j.members = all
-	j.settledIn("those who reach one again", 100*j.silence)
+	j.convergeIn("those who reach one again", 100*j.silence)
 }

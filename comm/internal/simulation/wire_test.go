@@ -380,7 +380,7 @@ func (p *play) playLinks(n *links) {
 	})
 	sim.Sleep(time.Second)
 	for rank, o := range outcomes {
-		o.settled(p, rank)
+		o.checkMemory(p, rank)
 	}
 	g.judge(p, outcomes, lost, nil)
 }

@@ -43,7 +43,7 @@ func (g *program) run(p *play, nodes []*sim.Node, world []comm.Communicator) {
 	})
 	sim.Sleep(time.Second)
 	for rank, o := range outcomes {
-		o.settled(p, rank)
+		o.checkMemory(p, rank)
 	}
 	g.judge(p, outcomes, false, nil)
 }
@@ -91,7 +91,7 @@ func mustTLS(purpose string) *tls.Config {
 // storeAt is where the store listens.
 const storeAt = "10.0.0.1:29500"
 
-// serve starts a store on a node of its own.
+// serve starts a store on its own node.
 func (p *play) serve(options store.Options) (server *store.Server) {
 	p.store = p.NewNode("store")
 	p.together([]*sim.Node{p.store}, func(int) {
@@ -219,7 +219,7 @@ func playTCP(p *play) {
 	})
 	sim.Sleep(20 * time.Second)
 	for rank, o := range outcomes {
-		o.settled(p, rank)
+		o.checkMemory(p, rank)
 	}
 	if dead {
 		outcomes[f.rank].err = nil

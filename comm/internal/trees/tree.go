@@ -103,7 +103,7 @@ func (t *tree) pick() *node {
 	return t.root
 }
 
-// close chooses a communicator to close. Those made of it stay.
+// close chooses a communicator to close. Its sub-communicators stay.
 func (t *tree) close() step {
 	i := t.random.IntN(len(t.open))
 	s := step{

@@ -1,6 +1,6 @@
-// Package trees plays random trees of sub-communicators: ranks split communicators of communicators, use
-// all of them from several goroutines at once, and close them in any order. What each operation leaves in
-// memory is compared, byte by byte, with what follows from the seed alone.
+// Package trees plays random trees of sub-communicators: ranks split communicators of communicators, use all of them
+// from several goroutines at once, and close them in any order. The memory after each operation is compared, byte by
+// byte, with the values that follow from the seed alone.
 //
 // A tree has siblings and cousins with the same color, groups of the same ranks and of a single one, and
 // children that outlive their parents: whatever a backend tells communicators apart by has to keep these apart.

@@ -59,7 +59,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestPowers: what multiplying by x does, dividing by it undoes.
+// TestPowers: dividing by x reverses multiplying by it.
 func TestPowers(t *testing.T) {
 	rng := simdtest.NewRand()
 	for range 1000 {

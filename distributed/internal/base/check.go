@@ -59,8 +59,8 @@ func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 	return comm.CheckDevice(c, rt.Device())
 }
 
-// ReportLost logs that what some ranks had not sent is lost, if there were more. Members of an elastic job that leave
-// in order have handed it over, of which a reducer does not know. about says of what the residuals are, in pairs as
+// ReportLost logs that residuals of some ranks are lost, if there were more. Members of an elastic job that leave in
+// order have handed it over, of which a reducer does not know. about says of what the residuals are, in pairs as
 // [slog.Warn] has them.
 func ReportLost(log *repeats.Log, had int, c comm.Communicator, about ...any) {
 	have := c.WorldSize()
@@ -69,7 +69,7 @@ func ReportLost(log *repeats.Log, had int, c comm.Communicator, about ...any) {
 	}
 	if times, due := log.Count("lost residuals"); due {
 		about = append(about, "ranks", have, "lost", had-have, "rank", c.Rank(), "times", times)
-		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost unless they handed it over",
+		slog.Warn("distributed: moved to fewer ranks; the others' residuals are lost unless they handed them over",
 			about...)
 	}
 }

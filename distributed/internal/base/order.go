@@ -98,15 +98,14 @@ func (o *Order) HostAfterCompute(ctx context.Context) error {
 	return err
 }
 
-// DrainToFree makes sure that memory which was communicated may be given back: it
-// has the host wait for what the compute stream does not wait for, with streams
-// too, because an event bounds no time. After an error the communicator may
+// DrainToFree makes sure that memory which was communicated may be freed: it has the host wait for what the compute
+// stream does not wait for, with streams too, because an event bounds no time. After an error the communicator may
 // still read and write that memory; when it was closed or aborted before, it does not.
 func (o *Order) DrainToFree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), DrainLimit)
 	defer cancel()
 	if err := o.Drain(ctx); err != nil {
-		return fmt.Errorf("memory is not given back, because the communicator may still write it: %w", err)
+		return fmt.Errorf("memory is not freed, because the communicator may still write it: %w", err)
 	}
 	return nil
 }

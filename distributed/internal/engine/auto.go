@@ -178,8 +178,7 @@ func (p *probe) bears(dense Trial, usual float64) bool {
 	}
 }
 
-// choiceOf is the fastest of trials whose steps took so many seconds, or dense if that is slower
-// by less than a twentieth.
+// choiceOf is the fastest of trials by the seconds of their steps, or dense if that is slower by less than a twentieth.
 func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 	choice := &Choice{
 		Elements: n,
@@ -245,7 +244,7 @@ func (p *probe) reducer(pattern string, n int) (*Reducer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s, p.settle(s)
+	return s, p.warmUp(s)
 }
 
 // time makes steps and returns the seconds of one on the slowest rank.
@@ -289,8 +288,8 @@ func (p *probe) allocate() (err error) {
 	return errors.Join(dtype.FromFloat32(raw, p.dt, values), p.repeat(p.random, raw, bytes))
 }
 
-// settle makes the residual what it is after many steps: as many entries pass a threshold as are sent.
-func (p *probe) settle(s *Reducer) error {
+// warmUp makes the residual what it is after many steps: as many entries pass a threshold as are sent.
+func (p *probe) warmUp(s *Reducer) error {
 	if s.residual == 0 || s.cfg.lossless() {
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 // BenchmarkSparse measures a step of each pattern: 2 ranks, 2^20 float32
 // elements, density 1 %. It reports the parts of a step on rank 0.
 func BenchmarkSparse(b *testing.B) {
-	const ranks, n, warm = 2, 1 << 20, 70 // warm: until buffers have settled
+	const ranks, n, warm = 2, 1 << 20, 70 // warm: until buffers have grown
 	grads := [ranks][]float32{standin.Normal(n, 0), standin.Normal(n, 1)}
 	for _, pattern := range sparsity.Patterns() {
 		b.Run(pattern, func(b *testing.B) {

@@ -68,7 +68,7 @@ func TestTrialsBeginSettled(t *testing.T) {
 				return e
 			}
 			p := &probe{rt: rt, rng: rng}
-			err = p.settle(fresh)
+			err = p.warmUp(fresh)
 			arrived[c.Rank()], began[c.Rank()] = threshold(trained, steps), threshold(fresh, 5)
 			return errors.Join(err, trained.Close(), fresh.Close(), g.Free(), rt.Close())
 		}))

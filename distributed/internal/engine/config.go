@@ -141,7 +141,7 @@ func (c *Config) check() error {
 	return checkSchedule(&c.Schedule)
 }
 
-// Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step
+// Plain reports whether a dense allreduce of the gradient does it. A pattern chosen for [Auto] is never plain: a step
 // of any other pattern is a transaction.
 func (c *Settings) Plain() bool {
 	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
@@ -152,8 +152,8 @@ func (c *Config) lossless() bool {
 	return c.Pattern == sparsity.Dense && c.Values == sparsity.F32 && c.Momentum == 0
 }
 
-// keeps reports whether there is a residual. What was chosen for Auto has one:
-// with dense steps it is zero unless the schedule pauses.
+// keeps reports whether there is a residual. A pattern chosen for Auto has one: with dense steps it is zero unless the
+// schedule pauses.
 func (c *Settings) keeps() bool {
 	selects := c.Pattern != sparsity.Dense && c.Pattern != sparsity.Auto
 	return c.Momentum > 0 || c.Values != sparsity.F32 || c.chosen || selects

@@ -20,9 +20,8 @@ const tiny = math.SmallestNonzeroFloat32
 // engine is what selectors and exchanges share: one rank's view of the tensor
 // being reduced, the kernels and the communicator.
 //
-// Its first error sticks, as in a bufio.Writer: later methods do nothing and
-// return zeros, so that an algorithm reads as what it does. Whoever runs a
-// step looks at err at its end, and rolls the step back.
+// Its first error sticks, as in a bufio.Writer: later methods do nothing and return zeros, so that an algorithm reads
+// as what it does. The caller that runs a step looks at err at its end, and rolls the step back.
 type engine struct {
 	rt      runtime.Runtime   // of the tensor's memory
 	kernels kernel.Kernels    // of rt
@@ -87,7 +86,7 @@ func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, 
 	return e, e.err
 }
 
-// bind makes c the communicator. What depends on the ranks starts anew.
+// bind makes c the communicator. State that depends on the ranks starts anew.
 func (e *engine) bind(c comm.Communicator) {
 	e.c = c
 	e.order = base.NewOrder(e.rt, c)
@@ -195,8 +194,8 @@ func (e *engine) array(p uintptr) kernel.Array {
 	}
 }
 
-// source is the residual, which is made from its origin and a gradient on the
-// way, to select from. What is selected is subtracted from it.
+// source is the residual, which is made from its origin and a gradient on the way, to select from. Selected entries are
+// subtracted from it.
 func (e *engine) source(g Input) kernel.Source {
 	src := kernel.Source{
 		X:      e.residual,
@@ -276,8 +275,8 @@ func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
 	})
 }
 
-// topOutside selects as many entries as there is room for of those outside of a partition, the
-// one that begins with that bound. What it leaves out is restored to the residual.
+// topOutside selects as many entries as there is room for of those outside of a partition, the one that begins with
+// that bound. Entries that it leaves out are restored to the residual.
 func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
 	e.makes(dst)
 	residual := kernel.Array{}
@@ -348,8 +347,8 @@ func (e *engine) submitAndArrive(ctx context.Context) {
 	e.arrive(ctx)
 }
 
-// submit makes the calls that were added, at once, after what the device was given
-// before. What the device is given afterwards does not wait for them, until arrive.
+// submit makes the calls that were added, at once, after what the device was given before. Later work of the device
+// does not wait for them, until arrive.
 func (e *engine) submit(ctx context.Context) {
 	e.fence(ctx)
 	switch {

@@ -329,7 +329,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 				}
 			}
 			g, before := u.Gradient(step), u.State()
-			// Where the results of the dense pattern overflow is for its backend to say.
+			// The backend decides where results of the dense pattern become infinite.
 			if step == bad && f.spoil != nil && (rank == 1 || pattern == sparsity.Dense && f.fault == "sums") {
 				f.spoil(g)
 			}

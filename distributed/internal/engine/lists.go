@@ -164,7 +164,7 @@ const headerWords = 4
 
 // message returns m's memory as a list of up to n entries, with room for a
 // quarter more if it has to grow (so that sizes that vary from step to step
-// settle). It does not move as long as it does not grow.
+// stabilize). It does not move as long as it does not grow.
 func (e *engine) message(m *message, n int) kernel.Entries {
 	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
 		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)

@@ -143,7 +143,7 @@ func (c counting) Synchronize(ctx context.Context) error {
 	return c.Runtime.Synchronize(ctx)
 }
 
-// What one communicator had no lists for, another one is asked for. Lists of one that is closed are given back when the kernels
+// What one communicator had no lists for, another one is asked for. Lists of a closed one are freed when the kernels
 // that write them are done.
 func TestListsAfterRebind(t *testing.T) {
 	const n, ranks = 100, 2
@@ -180,8 +180,8 @@ func TestListsAfterRebind(t *testing.T) {
 	all.Wait()
 }
 
-// Lists that have become too short are given back, unless steps were captured, whose graphs write to
-// them: these stay until the reducer leaves the communicator.
+// Lists that have become too short are freed, unless steps were captured, whose graphs write to them: these stay until
+// the reducer leaves the communicator.
 func TestListsThatGraphsReferTo(t *testing.T) {
 	const n = 100
 	for _, captured := range []bool{false, true} {

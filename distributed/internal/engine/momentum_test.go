@@ -146,7 +146,7 @@ func TestMomentumTransaction(t *testing.T) {
 			through := train(-1, -1)
 			for _, step := range []int{1, 3} {
 				assert.Equal(t, through, train(-1, step), "saved before step %d", step)
-				// A dropped step is one that never was, but for the schedule.
+				// A skipped step changes nothing but the schedule.
 				skippedLast := train(step, -1)
 				assert.Equal(t, through[:step], skippedLast[:step])
 				assert.Len(t, skippedLast, steps-1)

@@ -16,10 +16,9 @@ import (
 // number is the place of a word among the numbers of an engine.
 type number int
 
-// The numbers that every engine has, in words; those that there are of every
-// rank come behind them. What steps leave to later ones begins at numKept: that is
-// rolled back with a step, and saved. Everything else is made anew in each step, and what
-// one that was rolled back has received may come to it at any time.
+// The numbers that every engine has, in words; those that there are of every rank come behind them. Numbers that steps
+// leave to later ones begin at numKept: that is rolled back with a step, and saved. Everything else is made anew in
+// each step, and what one that was rolled back has received may come to it at any time.
 const (
 	numSquares   number = 0 // F64: the squared norm of the gradient
 	numFactor    number = 2 // F32: what clipping scales it by
@@ -63,7 +62,7 @@ type numbers struct {
 	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
 }
 
-// layOut places the numbers for so many ranks, and returns how many words they are.
+// layOut places the numbers for the size of a world, and returns how many words they are.
 func (n *numbers) layOut(size int, streams bool) int {
 	next := numKept + number(keptWords(size))
 	matrix := 0
@@ -174,8 +173,7 @@ func (e *engine) post() {
 	e.do(func() error { return e.hostCopy.Post(e.posted) })
 }
 
-// receive is read for what was posted. What the device does since then, it does
-// not wait for.
+// receive is read for what was posted. It does not wait for later work of the device.
 func (e *engine) receive(ctx context.Context) {
 	if !e.late() { // a capture fails here
 		e.read(ctx)
@@ -258,7 +256,7 @@ func (e *engine) checkWords(x number, count int, limit func(i int) int, meaning 
 	return words
 }
 
-// What a rank lets all others know of, in front of its message where that goes with it.
+// Numbers that a rank announces to all others, in front of its message where they go with it.
 const (
 	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
 	announcedLarge         // how many of the selected entries may not stay finite

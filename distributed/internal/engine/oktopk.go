@@ -32,8 +32,8 @@ import (
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it selected more for others, the largest S go and
 //     the rest stays in its residual. So does what there is no room for in messages that
-//     are padded, or would be if the host waited for nothing ([okExchange.pads]). What
-//     padding takes comes off what is left below. In steps in which the result has
+//     are padded, or would be if the host waited for nothing ([okExchange.pads]).
+//     Padding is subtracted from the budget below. In steps in which the result has
 //     R entries of each rank at most (3), padded messages take all that this leaves ([limits.leaving]).
 //  3. The sums that pass the global threshold make up the result. If partitions had about
 //     equally many in the two steps before, the first R of each go into it, by index, where R is
@@ -216,8 +216,8 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	}
 }
 
-// gather makes the result of those sums that pass the threshold, for whose lengths the host waits,
-// and gives back what this rank selected and no sum has.
+// gather makes the result of those sums that pass the threshold, for whose lengths the host waits, and restores the
+// selected entries that are in no sum.
 func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.Entries, s okStep) result {
 	if s.estimate {
 		x.estimate(ctx, sums)
@@ -243,7 +243,7 @@ func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.En
 
 // readPosted learns from the last step, if nothing in that needed its numbers: they were
 // copied to the host asynchronously. In a step that comes when the device has been given
-// the selection, which it works on meanwhile. The steps before are settled for good: what
+// the selection, which it works on meanwhile. Earlier steps are final: what
 // rolls this one back leaves that alone. If the device has rolled back the last one, nothing is
 // learned from it.
 func (x *okExchange) readPosted(ctx context.Context) {

@@ -67,8 +67,8 @@ func newLimits(k, size, overhead int) limits {
 	}
 }
 
-// spend returns what is left if so many elements are sent for something else. (At
-// most half of a budget is overhead, and a third was sent: a sixth is left.)
+// spend returns the budget that is left if elements are sent for something else. (At most half of a budget is overhead,
+// and a third was sent: a sixth is left.)
 func (l limits) spend(elements int) limits {
 	l.allgather -= elements
 	l.global = min(l.global, l.allgather/2)

@@ -37,10 +37,9 @@ func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	return passed
 }
 
-// gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is
-// room for ([okExchange.place]). What comes of this rank's own selected entries is known
-// before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
-// next step what the ranks announced.
+// gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is room for
+// ([okExchange.place]). The fate of this rank's own selected entries is known before: those that are not in its sums go
+// back meanwhile. Late, the host gets to know in the next step what the ranks announced.
 func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late bool) []kernel.Entries {
 	lists := x.allgather.lists
 	words := x.slotWords(lists[0].N)
@@ -87,14 +86,13 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 	return lists
 }
 
-// place finds room for messages of all ranks, one of each, in memory for collectives: for
-// those to the other rank, if there are two ([okExchange.exchanged]), and for those with sums.
-// Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
-// and the words before the rank's message are what this rank announces.
+// place finds room for messages of all ranks, one of each, in memory for collectives: for those to the other rank, if
+// there are two ([okExchange.exchanged]), and for those with sums. Where these are gathered ahead, x.allgather.lists is
+// that room for the sums of each, and the words before the rank's message are what this rank announces.
 func (x *okExchange) place(ctx context.Context, ahead int) {
 	unit := x.unit()
 	limit := newLimits(x.k, x.size, unit.overhead(x.size, false, false))
-	quota := limit.quota(x.k, x.size) // so many are gathered ahead if any
+	quota := limit.quota(x.k, x.size) // the number that is gathered ahead, if any
 	gathered := x.size * x.slotWords(quota)
 	words := gathered
 	leaving := limit.leaving(quota, x.size, unit)
@@ -147,7 +145,7 @@ func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 	return l[0]
 }
 
-// flagLarge has the flags be what the ranks announced, so many words apart.
+// flagLarge sets the flags to the values that the ranks announced, stride words apart.
 func (x *okExchange) flagLarge(announced uintptr, stride int) {
 	if x.cfg.NonFinite == PassNonFinite {
 		return
@@ -157,7 +155,7 @@ func (x *okExchange) flagLarge(announced uintptr, stride int) {
 	x.copyWords(x.flags, 1, large, stride, 1)
 }
 
-// copyWords copies n words for each rank, between places that are so many words apart.
+// copyWords copies n words for each rank, between places that are dstStride and srcStride words apart.
 func (x *okExchange) copyWords(dst uintptr, dstStride int, src uintptr, srcStride, n int) {
 	x.layout = [...][2]int{{dstStride, 1}, {srcStride, 1}, {x.size, n}}
 	x.do(func() error {

@@ -13,8 +13,8 @@ import (
 // The first half of oktopk's exchange: what of the selected entries is sent, and how, and the sums of
 // this rank's partition.
 
-// What a length says besides, in bits that none has: that one of a rank's messages is so
-// long that the next step is not to pad them, and that selected entries of it may not stay finite.
+// Flags in bits of a length that no length uses: one of a rank's messages is too long for the next step to pad them;
+// selected entries of the rank may not stay finite.
 const longBit, largeBit = 1 << 30, math.MinInt32
 
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
@@ -68,11 +68,10 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 	return local, outgoing, x.reduceRead(ctx, outgoing, &local)
 }
 
-// limitOutgoing locates the partitions in the selected entries and cuts those for other
-// ranks down to the limit largest. It returns the selected entries in this rank's own
-// partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
-// back: it is not sent, and the others have no part in it. The host has read where the
-// partitions are.
+// limitOutgoing locates the partitions in the selected entries and cuts those for other ranks down to the limit
+// largest. It returns the selected entries in this rank's own partition, and the list to send from: if nothing was cut,
+// that is all selected entries. Entries that are cut are restored: they are not sent, and the others have no part in
+// them. The host has read where the partitions are.
 func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	limit int) (local, outgoing kernel.Entries) {
 	x.locate(selected)
@@ -91,8 +90,8 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	return local, outgoing
 }
 
-// cutMessages returns what is for other ranks in a list whose partitions are read, but
-// only the first entries for each, which there is room for. What is beyond goes back.
+// cutMessages returns what is for other ranks in a list whose partitions are read, but only the first entries for each,
+// which there is room for. Entries beyond are restored.
 func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entries {
 	positions := x.host[x.positions:]
 	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
@@ -159,10 +158,10 @@ func (x *okExchange) pads(limit int, rebalance bool) bool {
 // nearly is how long messages are at most for the next step to pad them.
 func nearly(room int) int { return room * 13 / 14 }
 
-// reducePadded reduces with padded messages, their lengths in front. What there is no
-// room for goes back to the residual meanwhile: it is not sent, and the others have no part
-// in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
-// those that pass it, in this rank's message to all others, and in front of them how many passed.
+// reducePadded reduces with padded messages, their lengths in front. Entries without room are restored to the residual
+// meanwhile: they are not sent, and the others have no part in them. outgoing is what is sent, in one list. above, if
+// not 0, is a threshold: then the sums are those that pass it, in this rank's message to all others, and in front of
+// them how many passed.
 func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits,
 	threshold uintptr) (local, outgoing, sums kernel.Entries) {
 	outgoing = x.cutOutgoing(selected, limit)
@@ -263,15 +262,14 @@ func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 			x.pieces[i].To = all
 		}
 		x.copyPieces(x.pieces)
-		// What there is so far is the first piece of the next list, in the other memory.
+		// The entries so far are the first piece of the next list, in the other memory.
 		x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
 		target, spare = spare, target
 	}
 	return all
 }
 
-// countLong counts, to announce it, this rank's messages that are so long that the next
-// step is not to pad them.
+// countLong counts, to announce it, this rank's messages that are too long for the next step to pad them.
 func (x *okExchange) countLong(room int) {
 	bound := int32(nearly(room) + 1)
 	if x.host[x.longest] != bound {

@@ -33,9 +33,8 @@ func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	x.past.age = 0
 }
 
-// learn has the next step be led by how many sums passed in this one: total, and
-// x.allgather.lengths at each rank, who may add so many to the result. All ranks know
-// the same, so they agree.
+// learn has the next step be led by how many sums passed in this one: total, and x.allgather.lengths at each rank, who
+// may add that many to the result. All ranks know the same, so they agree.
 func (x *okExchange) learn(total, quota int) {
 	if slices.Max(x.allgather.lengths) <= quota*14/15 {
 		x.past.level = min(x.past.level+1, levelSteps)
@@ -58,7 +57,7 @@ func (x *okExchange) adapt(passed int) {
 	}
 }
 
-// far reports whether a threshold that so many sums passed is no good.
+// far reports whether a threshold is far off, by how many sums passed it.
 func (x *okExchange) far(passed int) bool {
 	return passed > 2*x.k || 4*passed < x.k
 }

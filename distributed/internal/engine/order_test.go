@@ -51,8 +51,8 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// TestSparseCloseWaits is for a step that failed after its communication: the
-// host waits before the memory is given back, and keeps it if that fails.
+// TestSparseCloseWaits is for a step that failed after its communication: the host waits before the memory is freed,
+// and keeps it if that fails.
 func TestSparseCloseWaits(t *testing.T) {
 	unordered := errors.New("order lost")
 	s := &standin.Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
@@ -70,7 +70,7 @@ func TestSparseCloseWaits(t *testing.T) {
 			err = topk.Close()
 			assert.Equal(t, "HOST-WAITS", s.Take())
 			require.ErrorIs(t, err, syncFails)
-			assert.Equal(t, syncFails == nil, s.Stats().LiveBlocks == live, "memory is given back exactly if nobody writes it")
+			assert.Equal(t, syncFails == nil, s.Stats().LiveBlocks == live, "memory is freed exactly if nobody writes it")
 			s.OrderFails, s.SyncFails = nil, comm.ErrClosed
 			require.NoError(t, topk.Close())
 			s.SyncFails = nil

@@ -199,8 +199,8 @@ func partitionsOrDense(e *engine) exchange {
 	}
 }
 
-// fills reports whether so many sums take more than all numbers do. Where they are coded, indices
-// take less than a number that is zero.
+// fills reports whether a total of sums takes more room than all numbers. Where they are coded, indices take less than
+// a number that is zero.
 func (x *partitionExchange) fills(total int) bool {
 	return x.orDense && !x.coded() && 2*total > x.n
 }

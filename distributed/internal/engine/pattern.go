@@ -20,8 +20,7 @@ type selector interface {
 type exchange interface {
 	// placeSelected returns memory for the selected entries, up to n. All ranks call it together.
 	placeSelected(ctx context.Context, n int) kernel.Entries
-	// run makes the result of all ranks' selected entries, and gives back to the residual what
-	// did not make it into that, or leaves it to the end of the step ([leftover]). The
-	// result is there after engine.arrive.
+	// run makes the result of all ranks' selected entries, and restores entries that are not in it to the residual, or
+	// leaves it to the end of the step ([leftover]). The result is there after engine.arrive.
 	run(ctx context.Context, selected kernel.Entries) result
 }

@@ -453,7 +453,7 @@ func TestAllNaN(t *testing.T) {
 }
 
 // TestAllocations checks that steps make no garbage, all ranks together, once
-// everything has settled: buffers grow to the largest list, and the backend
+// everything is warm: buffers grow to the largest list, and the backend
 // allocates what it keeps for an operation when it first needs it. An
 // allocation of every step would show in every round.
 func TestAllocations(t *testing.T) {

@@ -47,7 +47,7 @@ type Input struct {
 	Scratch bool
 }
 
-// step is what there is of one step. What later steps need is in engine and Reducer.
+// step is what there is of one step. State for later steps is in engine and Reducer.
 type step struct {
 	phase    phase          // how far the step has come
 	target   Input          // where the result goes

@@ -12,10 +12,10 @@ import (
 )
 
 // quantized adds the gradient to the residual, unless the selector did, and reduces the whole, densely, rounded: each
-// rank sends every other one its share of the elements in the codec, adds up what it receives in its own, in F32 and
-// in the order of the ranks, rounds the sums, and all ranks gather them. What the first rounding loses stays with
-// each rank, and what the second one does with the rank that adds up. So it sends a quarter to a 32nd of an
-// allreduce, and all ranks have the same bits.
+// rank sends every other one its share of the elements in the codec, adds up what it receives in its own, in F32 and in
+// the order of the ranks, rounds the sums, and all ranks gather them. The loss of the first rounding stays with each
+// rank, and the loss of the second one with the rank that adds up. So it sends a quarter to a 32nd of an allreduce, and
+// all ranks have the same bits.
 type quantized struct {
 	*engine
 	codes    base.Buffer // what is sent, and what is received

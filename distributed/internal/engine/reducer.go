@@ -26,7 +26,7 @@ type Reducer struct {
 	selector selector              // of the step's pattern
 	exchange exchange              // the same
 
-	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
+	// configured are the settings before a pattern was chosen for Auto. The settings of the steps are cfg.
 	configured Settings
 	choice     *Choice                     // for Auto, when it was made
 	steps      int                         // all steps, also dense ones

@@ -219,8 +219,8 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 // MaxRanks bounds the ranks of a state.
 const MaxRanks = 1 << 20
 
-// plausible reports whether the numbers are such as steps leave. Those that follow
-// trust them: partitions say where selected entries go.
+// plausible reports whether the numbers are such as steps leave. Later numbers trust them: partitions say where
+// selected entries go.
 func (p *savedState) plausible(n int) bool {
 	if p.numbers[numFaults-numKept] != 0 {
 		return false
@@ -233,8 +233,8 @@ func (p *savedState) plausible(n int) bool {
 	return bounds[0] == 0 && bounds[p.size] == int32(n) && slices.IsSorted(bounds)
 }
 
-// settled has the host wait for the device.
-func (s *Reducer) settled(ctx context.Context) error {
+// waitDevice has the host wait for the device.
+func (s *Reducer) waitDevice(ctx context.Context) error {
 	if err := s.order.Drain(ctx); err != nil {
 		return err
 	}
@@ -353,7 +353,7 @@ func (s *Reducer) PrepareRestore(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if err := s.settled(ctx); err != nil {
+	if err := s.waitDevice(ctx); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, nil

@@ -25,7 +25,7 @@ import (
 // fuzzedStep is a step of a stateFuzz.
 type fuzzedStep struct {
 	fails    float64 // at first, on all ranks, at this share of its calls; < 0: it does not
-	drops    bool    // its gradient overflows
+	drops    bool    // its gradient is not finite
 	restores bool    // another Reducer goes on after it
 	calls    [4]int  // of each rank; 0 in gtopk, whose ranks make different ones
 }
@@ -124,10 +124,10 @@ func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 	return states
 }
 
-// TestStateOfUndoneSteps makes random steps, of which some fail on all ranks at a random
-// call and are repeated, some are skipped because of overflows, and some go on with another
-// Reducer from what was saved. A State says nothing about steps that were rolled back, nor about
-// when messages come: it is that of a run in which none fails, bit for bit.
+// TestStateOfUndoneSteps makes random steps, of which some fail on all ranks at a random call and are repeated, some
+// are skipped because of non-finite gradients, and some go on with another Reducer from what was saved. A State says
+// nothing about steps that were rolled back, nor about when messages come: it is that of a run in which none fails, bit
+// for bit.
 func TestStateOfUndoneSteps(t *testing.T) {
 	seeds := 4
 	if testing.Short() {

@@ -233,8 +233,7 @@ func (s *Reducer) RollBack() error {
 	return s.err
 }
 
-// failed rolls back a step that failed, if it can, and returns why it did. What
-// fails now stays.
+// failed rolls back a step that failed, if it can, and returns why it did. An error from now on stays.
 func (s *Reducer) failed() error {
 	if s.cfg.NoUndo {
 		s.stats = s.last

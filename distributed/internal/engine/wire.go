@@ -16,12 +16,11 @@ import (
 // because the device has its own streams, a list goes padded to its capacity, in a slot: a message
 // with the list's length in front.
 //
-// This file alone knows how a message looks: indices, and behind them values; or, where values travel
-// otherwise than as F32, what [kernel.Kernels].Encode makes of them. Such a message is sized by the most
-// bytes that so many entries may take, and where it is long and the host can look at it, sent as long as it
-// is ([engine.travel]). Its list lies apart from it. Where a rank sends what others
-// add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
-// loses is in its residual.
+// This file alone knows how a message looks: indices, and behind them values; or, where values travel otherwise than as
+// F32, what [kernel.Kernels].Encode makes of them. Such a message is sized by the most bytes that its entries may take,
+// and where it is long and the host can look at it, sent as long as it is ([engine.travel]). Its list lies apart from
+// it. Where a rank sends what others add up or keep, it unpacks its own messages as well, so that its list holds what
+// they say. The loss of rounding is in its residual.
 
 // unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n
 // entries.
@@ -134,7 +133,7 @@ func newMail(n int) mail {
 	}
 }
 
-// trims reports whether a message with room for so many words travels in two parts: its head, and what follows
+// trims reports whether a message travels in two parts, by the words that it has room for: its head, and what follows
 // that up to the length that it has. All who send or receive the message decide alike.
 func (e *engine) trims(room int) bool {
 	return e.coded() && e.order.Streams == nil && room*base.WordSize >= e.cfg.tuning.TrimFrom

@@ -85,7 +85,7 @@ func (n *lateCopy) Close() error {
 type Stumbling struct {
 	kernel.Kernels
 	Call string // which
-	In   int    // so many calls from now; 0: none does
+	In   int    // number of calls from now; 0: none does
 }
 
 // ErrKernel is the error of a kernel that was told to fail.

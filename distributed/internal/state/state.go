@@ -31,7 +31,7 @@ type Encoder struct {
 	state []byte // what was encoded so far
 }
 
-// NewEncoder begins a state with room for so many bytes of fields.
+// NewEncoder begins a state with room for the bytes of its fields.
 func NewEncoder(k Kind, room int) *Encoder {
 	state := make([]byte, 0, len(k.Name)+1+room+checksumBytes)
 	state = append(state, k.Name...)

@@ -112,7 +112,7 @@ func TestWorkThatDoesNotEndKeepsTheCache(t *testing.T) {
 			require.ErrorIs(t, err, runtime.ErrOutOfMemory)
 			require.ErrorIs(t, err, errNoMemory)
 			require.ErrorIs(t, err, errPending)
-			assert.ErrorContains(t, err, "the cache could not be given back: the work goes on")
+			assert.ErrorContains(t, err, "the cache could not be freed: the work goes on")
 		}
 		_, err := p.Trim()
 		require.ErrorIs(t, err, errPending)

@@ -1,7 +1,6 @@
-// Package pool is the allocator behind every runtime: it hands out blocks of
-// whatever memory a [System] maps, keeps what is given back, counts, and
-// notices double frees and foreign pointers. It never touches the memory
-// itself, so it serves device memory as well as the host's.
+// Package pool is the allocator behind every runtime: it hands out blocks of whatever memory a [System] maps, keeps
+// freed blocks, counts, and notices double frees and foreign pointers. It never touches the memory itself, so it serves
+// device memory as well as the host's.
 package pool
 
 import (
@@ -23,11 +22,9 @@ type System interface {
 	Map(bytes int) (Mapping, error)
 	// Unmap gives it back.
 	Unmap(Mapping) error
-	// Fence returns a function that waits until the work that may use memory,
-	// as far as it was submitted before Fence, has ended, or reports after a
-	// bounded time why it cannot. The pool calls both before it unmaps what
-	// was given back: Fence while it keeps Freeze and Close out, and wait, once,
-	// with no lock held, possibly beyond Close.
+	// Fence returns a function that waits until the work that may use memory, as far as it was submitted before Fence, has
+	// ended, or reports after a bounded time why it cannot. The pool calls both before it unmaps freed memory: Fence while
+	// it keeps Freeze and Close out, and wait, once, with no lock held, possibly beyond Close.
 	Fence() (wait func() error)
 }
 
@@ -210,7 +207,7 @@ func (p *Pool) mapNew(bytes, size int) (Mapping, error) {
 	m, err := p.tryMap(op, size)
 	if errors.Is(err, runtime.ErrOutOfMemory) {
 		if _, flushErr := p.flush(op); flushErr != nil {
-			return Mapping{}, fmt.Errorf("%w; the cache could not be given back: %w", err, flushErr)
+			return Mapping{}, fmt.Errorf("%w; the cache could not be freed: %w", err, flushErr)
 		}
 		m, err = p.tryMap(op, size)
 	}
@@ -332,7 +329,7 @@ func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 		return nil
 	}
 	unused := idle{r: uses}
-	if p.settle("deallocate", unused) != nil {
+	if p.waitIdle("deallocate", unused) != nil {
 		return nil // a later flush, or Close, returns it
 	}
 	_, err = p.returnUnused(unused)
@@ -349,8 +346,8 @@ func (i idle) unchanged(r *region) bool {
 	return listed && uses == r.uses
 }
 
-// flush returns what is not live to the system and says how many bytes that
-// was. What is in the cache stays there while the system's work is waited for.
+// flush returns what is not live to the system and says how many bytes that was. The cache stays as it is while the
+// system's work is waited for.
 func (p *Pool) flush(op string) (released int64, err error) {
 	unused := make(idle)
 	for o := range p.owners() {
@@ -360,15 +357,15 @@ func (p *Pool) flush(op string) (released int64, err error) {
 			}
 		}
 	}
-	if err := p.settle(op, unused); err != nil {
+	if err := p.waitIdle(op, unused); err != nil {
 		return 0, err
 	}
 	return p.returnUnused(unused)
 }
 
-// settle waits until no work uses these regions any more. It fails if memory
+// waitIdle waits until no work uses these regions any more. It fails if memory
 // may not move.
-func (p *Pool) settle(op string, unused idle) error {
+func (p *Pool) waitIdle(op string, unused idle) error {
 	if err := p.beginExchange(op); err != nil {
 		return err
 	}
@@ -455,9 +452,8 @@ func (p *Pool) Frozen() bool {
 	return p.frozen.Load() > 0
 }
 
-// Close returns everything to the system, which is not asked for anything
-// afterwards; the caller has seen to it that nothing uses the memory. What is
-// still handed out is reported as an error wrapping [runtime.ErrLeak].
+// Close returns everything to the system, which is not asked for anything afterwards; the caller has seen to it that
+// nothing uses the memory. Blocks that are still handed out are reported as an error wrapping [runtime.ErrLeak].
 func (p *Pool) Close() error {
 	p.exchange.Lock()
 	defer p.exchange.Unlock()

@@ -297,7 +297,7 @@ func TestFreezingNests(t *testing.T) {
 	})
 }
 
-// A block with a mapping of its own has it, and its size, whatever the pool
+// A block with its own mapping has it, and its size, whatever the pool
 // caches.
 func TestAllocateMappingIsExact(t *testing.T) {
 	p, s := newTestPool(t, configs["device"], 1<<30)

@@ -18,7 +18,7 @@ type region struct {
 	blocks int      // number of blocks, constant
 	slab   *class   // owner; nil for a large block, constant
 	carved int      // blocks handed out at least once: the first ones
-	free   []uint32 // of these, the ones given back; the last is reused first
+	free   []uint32 // of these, the freed ones; the last is reused first
 	live   []uint64 // one bit per block: handed out now
 	uses   uint64   // how often a block was handed out
 	gone   bool     // returned to the system

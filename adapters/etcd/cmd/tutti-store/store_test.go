@@ -437,7 +437,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestPrefix: jobs have keys of their own, also one without a name.
+// TestPrefix: jobs have their own keys, also one without a name.
 func TestPrefix(t *testing.T) {
 	seen := map[string]string{}
 	for _, job := range []string{"", "a", "ab", "a.b-c_9", "unnamed"} {

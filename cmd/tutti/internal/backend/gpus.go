@@ -36,7 +36,7 @@ type GPUs struct {
 	err error // of the first thing that is missing
 }
 
-// LookForGPUs finds out what there is. What is missing is no error.
+// LookForGPUs finds out what there is. A missing library is no error.
 func LookForGPUs() GPUs {
 	g := GPUs{Devices: []cuda.DeviceInfo{}}
 	devices, gpuErr := cuda.Devices()

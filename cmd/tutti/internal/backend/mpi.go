@@ -24,10 +24,9 @@ var mpiBackend = Backend{
 	Run:     runMPI,
 }
 
-// ProbeMPI is the program that tells MPI's thread level when it is called with
-// ProbeCommand: tutti itself. It is known only after MPI_Init, which may end a
-// process outside of a job and cannot be undone, so another process calls it.
-// Empty, as in tests, it is not asked for.
+// ProbeMPI is the program that tells MPI's thread level when it is called with ProbeCommand: tutti itself. It is known
+// only after MPI_Init, which may end a process outside of a job and which cannot be repeated, so another process calls
+// it. Empty, as in tests, it is not asked for.
 var ProbeMPI string
 
 // ProbeCommand is the hidden command of that program.

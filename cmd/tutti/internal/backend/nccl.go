@@ -102,8 +102,7 @@ func refuse(format string, args ...any) error {
 	return &OptionError{Backend: "nccl", Reason: fmt.Sprintf(format, args...)}
 }
 
-// openGPUs opens GPUs at the same time, as each takes a while. What was opened
-// is returned also with an error.
+// openGPUs opens GPUs at the same time, as each takes a while. GPUs that were opened are returned with an error, too.
 func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 	all := make([]*cuda.Runtime, len(indices))
 	errs := make([]error, len(indices))

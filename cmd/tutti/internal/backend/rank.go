@@ -83,9 +83,8 @@ func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) 
 	return withLimit(ctx, r.limit)
 }
 
-// Fits returns an error if what the ranks of this process need of the host's
-// memory, so many bytes each, is more than there is: the system would end the
-// process when it writes to it. remedy names the options to lower.
+// Fits returns an error if the host has too little memory for the given bytes of each rank of this process: the system
+// would end the process when it writes to it. remedy names the options to lower.
 func (r Rank) Fits(backend, content string, bytes float64, remedy string) error {
 	total, _ := machine.Memory() // 0 if not known
 	available := float64(total)

@@ -70,7 +70,7 @@ func NewReducer(
 	return reducer, nil
 }
 
-// Hosts returns what arranges ranks in so many hosts, equally many on each and one host after the other.
+// Hosts returns a function that arranges ranks on a number of hosts, as many on each, one host after the other.
 func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (*distributed.Mesh, error) {
 	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 		ranks := c.WorldSize()

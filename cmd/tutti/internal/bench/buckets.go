@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// BucketsConfig is what to measure of gradients that travel behind a backward pass:
-// one of float32 in each bucket of a [ddp.Gradients].
+// BucketsConfig is what to measure of gradients that are exchanged during a backward pass: one of float32 in each
+// bucket of a [ddp.Gradients].
 type BucketsConfig struct {
 	// Backend is the name that results carry.
 	Backend string
@@ -227,7 +227,7 @@ func (b *bucketsRun) step(ctx context.Context, overlapped bool) (float64, error)
 	return time.Since(start).Seconds(), a.Err
 }
 
-// compute stands for a backward pass that takes so long.
+// compute stands for a backward pass of the given duration.
 func compute(ctx context.Context, long time.Duration) error {
 	select {
 	case <-time.After(long):

@@ -36,7 +36,7 @@ func newOperation(ctx context.Context, r backend.Rank, submit func() error, grap
 			err = errors.Join(err, o.close())
 		}
 	}()
-	// What a backend has to set up for a first call does not belong in a graph.
+	// The set-up of a backend's first call does not belong in a graph.
 	if err := o.call(ctx); err != nil {
 		return nil, err
 	}

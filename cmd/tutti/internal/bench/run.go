@@ -204,7 +204,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	}()
 	var a attempt.Calls
 	iterations := attempt.Get(&a, func() (int, error) {
-		return s.cfg.settle(ctx, s.Rank, op.run)
+		return s.cfg.calibrate(ctx, s.Rank, op.run)
 	})
 	seconds := attempt.Get(&a, func() ([][]float64, error) {
 		return measure.InTurns(

@@ -244,12 +244,12 @@ func measureSparse(
 		}
 		runs = append(runs, s)
 		var a attempt.Calls
-		a.Do(func() error { return s.settle(ctx, density) })
+		a.Do(func() error { return s.warmUp(ctx, density) })
 		if cfg.Graph && !sparsity.NeedsHost(c.pattern) {
 			a.Do(func() error { return s.capture(ctx) })
 		}
 		once := attempt.Get(&a, func() (int, error) {
-			return cfg.settle(ctx, r, s.round)
+			return cfg.calibrate(ctx, r, s.round)
 		})
 		if a.Err != nil {
 			return c.about(n, a.Err)
@@ -381,8 +381,8 @@ func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Con
 	}
 }
 
-// settle makes the residual what it is after many steps.
-func (s *sparseRun) settle(ctx context.Context, density float64) error {
+// warmUp makes the residual what it is after many steps.
+func (s *sparseRun) warmUp(ctx context.Context, density float64) error {
 	var a attempt.Calls
 	pattern := s.pattern
 	ranks := s.Comm.WorldSize()

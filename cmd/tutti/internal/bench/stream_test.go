@@ -202,7 +202,7 @@ func TestBatchesCountTheirCalls(t *testing.T) {
 	assert.ErrorIs(t, err, failure)
 }
 
-// symmetric is a communicator with memory of its own, which counts what is not
+// symmetric is a communicator with its own memory, which counts what is not
 // freed.
 type symmetric struct {
 	comm.Communicator

@@ -111,9 +111,9 @@ func inBatches(batches round, size int) round {
 	}
 }
 
-// settle warms up and returns the iterations of a round. It is collective. What comes
-// once, such as auto's choice, is over by the time that iterations are fitted to.
-func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
+// calibrate warms up and returns the iterations of a round. It is collective. One-time work, such as auto's choice, is
+// over by the time that iterations are fitted to.
+func (n Repeats) calibrate(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
 	if _, err := run(ctx, n.Warmup); err != nil || n.Iterations != 0 {
 		return n.Iterations, err
 	}

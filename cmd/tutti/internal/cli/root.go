@@ -1,5 +1,5 @@
-// Package cli is the command line of tutti: flags, tables, progress and exit
-// codes. What the commands do is in the packages beside it.
+// Package cli is the command line of tutti: flags, tables, progress and exit codes. The packages beside it have the
+// commands' work.
 package cli
 
 import (

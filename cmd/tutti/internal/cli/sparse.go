@@ -55,7 +55,7 @@ step. With --hosts, sent counts what goes between hosts.`,
 	}
 	cmd.Flags().Var(densities, "density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
-	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
+	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to roll them back")
 	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false,
 		"measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false,

@@ -195,7 +195,7 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	o := &t.cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every,
-		"average the weights every so many `steps`, instead of each gradient")
+		"number of `steps` between averages of the weights, which replace those of gradients")
 	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparsity.Patterns(), sparse.Auto), "beside",
 		"patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate,

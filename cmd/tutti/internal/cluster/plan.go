@@ -38,10 +38,9 @@ const (
 	bridge = "br0"
 )
 
-// enterScript runs a shell command on a host, like ssh: enter HOST COMMAND...
-// What the host sees of /sys, where libraries look for network devices, is its
-// own. The mounts belong to the command alone; a namespace of the host for them
-// could not be kept without a process, because the kernel refuses some binds.
+// enterScript runs a shell command on a host, like ssh: enter HOST COMMAND... The host has its own /sys, where
+// libraries look for network devices. The mounts belong to the command alone; a namespace of the host for them could
+// not be kept without a process, because the kernel refuses some binds.
 const enterScript = `#!/bin/sh
 host=` + root + `/$1
 shift

@@ -80,7 +80,7 @@ func TCPFlags(flags *pflag.FlagSet) {
 		{
 			"tcp-silence",
 			env.TCPSilence,
-			"`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " +
+			"`time` of silence after which a rank of tcp is lost, the same on all machines; otherwise " +
 				tcp.DefaultSilence.String(),
 		},
 	} {

@@ -391,8 +391,8 @@ func (m *member) after(time int64) int64 {
 	return max(time-m.failure.Time, 0)
 }
 
-// lastBefore is the highest number of a collective that was called before the first
-// member aborted. What is called later is not what that one waited for.
+// lastBefore is the highest number of a collective that was called before the first member aborted. It did not wait for
+// any later call.
 func (m *member) lastBefore(first *member) uint64 {
 	last := m.last
 	for last > 0 && m.collectives[last] != nil && first.after(m.collectives[last].Created) > 0 {

@@ -50,8 +50,8 @@ func IsFile(name string) bool {
 	return ok
 }
 
-// Files lists the dumps in a directory, with those of the epochs of elastic jobs. What has the name of one and is no
-// file is left out: nobody may ever write to a pipe.
+// Files lists the dumps in a directory, with those of the epochs of elastic jobs. Entries that are not regular files
+// are left out: nobody may ever write to a pipe.
 func Files(dir string) []string {
 	top, _ := filepath.Glob(filepath.Join(dir, files))
 	epochs, _ := filepath.Glob(filepath.Join(dir, dump.EpochDir+"*", files))
@@ -73,8 +73,8 @@ func newest(dir string) (files []string) {
 	return slices.DeleteFunc(all, func(path string) bool { return filepath.Dir(path) != dir })
 }
 
-// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank. Those of earlier
-// runs than the newest are left out, and their names returned.
+// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank. Dumps of runs
+// before the newest are left out, and their names returned.
 func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 	var files []string
 	for _, path := range paths {

@@ -96,7 +96,7 @@ func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
 		curve = append(curve, train.Point{SentBytes: p[0], Loss: p[1]})
 	}
 	points := smooth(curve, 2, func(p train.Point) float64 { return p.SentBytes })
-	// The step at 1001 is too near to 1000 for a point of its own and is
+	// The step at 1001 is too near to 1000 for its own point and is
 	// averaged into the one at 10000.
 	require.Len(t, points, 3)
 	for i, want := range [][2]float64{{100, 4}, {1000, 2}, {10000, 2}} {

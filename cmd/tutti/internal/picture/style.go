@@ -25,7 +25,7 @@ func Formats() []string {
 	return []string{".png", ".svg"}
 }
 
-// What all pictures have in common.
+// Style of all pictures.
 const (
 	width  = 8 * vg.Inch
 	height = 5 * vg.Inch

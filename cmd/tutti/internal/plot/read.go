@@ -47,8 +47,8 @@ type line struct {
 }
 
 // Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
-// prints it. Any other line is a point; its training is its "name", or else the name of the file. What tutti launch
-// writes before a line of a rank is left out. The error names the lines that are neither.
+// prints it. Any other line is a point; its training is its "name", or else the name of the file. The prefix that tutti
+// launch writes before a rank's line is left out. The error names the lines that are neither.
 func Read(name string, r io.Reader) ([]Curve, error) {
 	f := file{name: strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))}
 	lines := bufio.NewScanner(r)

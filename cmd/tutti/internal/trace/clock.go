@@ -53,7 +53,7 @@ func clocks(records []diagnose.Record) []Clock {
 		if high[i] >= unbounded || low[i] >= unbounded {
 			continue
 		}
-		// What is added lies between -low and high.
+		// The offset lies between -low and high.
 		out[i].Within = math.Abs(micros(high[i]+low[i])) / 2
 		if low[i] < 0 || high[i] < 0 {
 			out[i].Offset = micros((high[i] - low[i]) / 2)

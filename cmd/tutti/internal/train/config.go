@@ -31,17 +31,16 @@ type Config struct {
 	// WarmupSteps is how many steps at the beginning are exchanged dense.
 	WarmupSteps int
 
-	// Outer, if Every is set, has each rank train on its own part of the batches with a
-	// separate optimizer, and the ranks average their parameters every so many steps by
-	// pattern and density (package outer), instead of gradients in every step. With Hosts, the
-	// ranks of a host average their gradients in every step.
+	// Outer, if Every is set, has each rank train on its own part of the batches with a separate optimizer, and the ranks
+	// average their parameters every few steps by pattern and density (package outer), instead of gradients in every step.
+	// With Hosts, the ranks of a host average their gradients in every step.
 	Outer outer.Config
 	// Beside are patterns that average gradients in every step, before those of Outer.
 	Beside []string
 
-	// Reproducible, if not 0, has the weights be the same to the last bit for any number of ranks: a step has so
-	// many microbatches, which the ranks share, and the momentum is one of all ranks. ReproducibleBits
-	// is the precision of each, see [ddp.Config].
+	// Reproducible, if not 0, has the weights be the same to the last bit for any number of ranks: a step has this number
+	// of microbatches, which the ranks share, and the momentum is one of all ranks. ReproducibleBits is the precision of
+	// each, see [ddp.Config].
 	Reproducible, ReproducibleBits int
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool

@@ -26,7 +26,7 @@ type model struct {
 	backward      []float32 // capacity × hidden, gradient of the hidden layer
 }
 
-// shape of a model, of whose inputs so many are not 0 in an example.
+// shape of a model, with the number of an example's inputs that are not 0.
 type shape struct{ inputs, active, hidden, classes int }
 
 // layers are the parts of a parameter or gradient vector: weights as

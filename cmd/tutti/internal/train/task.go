@@ -18,8 +18,7 @@ type examples struct {
 	text []byte // from the context of the first label on
 }
 
-// From contextLength bytes the next one is to be foretold. The inputs of the model say which byte
-// is at which place.
+// From contextLength bytes the next one is predicted. The inputs of the model say which byte is at which place.
 const (
 	contextLength = 8
 	byteValues    = 256

@@ -139,7 +139,7 @@ func conversion(name, doc string, from, to int, prepare func() converter) {
 	step(lanes, unroll)
 	JMP(LabelRef("groups"))
 
-	// What is left is negative now, but its lower bits still count elements.
+	// The remainder is negative now, but its lower bits still count elements.
 	Label("tail")
 	for n := lanes * unroll / 2; n > 0; n /= 2 {
 		next := fmt.Sprintf("below%d", n)

@@ -143,9 +143,8 @@ func (f fp8Format) round(w int, v reg.VecVirtual) {
 	VPOR(sign, v, v)
 }
 
-// packBytes returns the lower bytes of the 32-bit lanes of all registers in
-// one. Packing two registers interleaves their halves, which a permutation
-// undoes at the end.
+// packBytes returns the lower bytes of the 32-bit lanes of all registers in one. Packing two registers interleaves
+// their halves, which a permutation reverses at the end.
 func packBytes(w int, acc vector) reg.VecVirtual {
 	pair := func(i int) reg.VecVirtual {
 		VPACKUSDW(acc[min(i+1, len(acc)-1)], acc[i], acc[i])

@@ -106,8 +106,8 @@ var Permutations = sync.OnceValue(func() Mem {
 const block = 64 // elements
 
 // Blocks writes the end of a kernel that handles blocks of 64 elements of the slice of the given name, whose address
-// body gets, until that jumps to the end. Each turn moves other addresses on by so many bytes. It returns the number of
-// blocks.
+// body gets, until that jumps to the end. Each turn moves other addresses on by that number of bytes. It returns the
+// number of blocks.
 func Blocks(slice string, body func(x Register), steps ...Step) {
 	x := Load(Param(slice).Base(), GP64())
 	left := Load(Param(slice).Len(), GP64())

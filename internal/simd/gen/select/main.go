@@ -81,9 +81,9 @@ func (k keys) match(x Op) VecVirtual {
 // vector of these blocks to the front, with a permutation looked up by the mask
 // of matches, stores all lanes, and moves on by the number of matches.
 //
-// With a gradient, the first step adds it, so the second finds the sums in the
-// cache. What is left when there is no room for matches is still added. Where the sums are
-// to bypass the caches, they are made in a separate tile, and go from there to x.
+// With a gradient, the first step adds it, so the second finds the sums in the cache. Elements left when there is no
+// room for matches are still added. Where the sums are to bypass the caches, they are made in a separate tile, and go
+// from there to x.
 func selectRange(withGrad bool) {
 	const (
 		vectors = 4
@@ -116,7 +116,7 @@ func selectRange(withGrad bool) {
 	XORQ(done, done)
 	Load(Param("x").Len(), last)
 	SUBQ(Imm(block), last)
-	// What is selected from: x, or a tile, as if it lay where x does.
+	// The source of the selection: x, or a tile, as if it lay where x does.
 	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
 	var start Mem // of the tile
 	// sum returns vector i of the block, with the gradient.
