@@ -165,8 +165,8 @@ var need = regexp.MustCompile(`\b(?:needs|takes) (` +
 // inClone matches commands that only a checkout has what for.
 var inClone = regexp.MustCompile(`^(\w+=\S+ )*(\.ci/|lab/|go \w+ (-C|\./))`)
 
-// evidence is of commands that other steps and tests run as they stand or, if a reason is given, in another form. What
-// shows it is a text of a file.
+// evidence is of commands that other steps and tests run as they stand or, if a reason is given, in another form. A
+// text of a file shows it.
 var evidence = []struct{ pattern, file, shows, reason string }{
 	{`^go (run|build) \./(examples/[\w-]+|delta/example)$`, ".ci/run", `./examples/... ./delta/example`, ""},
 	{`^go test \./examples/gradients$`, ".ci/run", `go test -count=1 -vet all`, ""},

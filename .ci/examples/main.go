@@ -196,7 +196,7 @@ func (c *check) uses(file *ast.File, program bool) {
 		f, ok := d.(*ast.FuncDecl)
 		return ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Example")
 	}
-	// What the examples of a file use is often declared beside them.
+	// Declarations that examples use are often beside them.
 	if !program && !slices.ContainsFunc(file.Decls, example) {
 		return
 	}

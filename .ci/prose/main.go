@@ -2,10 +2,9 @@
 //
 //	go run ./.ci/prose [-list]
 //
-// Documents have no word of the list below, no sentence that is too long, and no link to a page or a section that does
-// not exist; a flag that a command in them has is one of the command's. No entry of the changelog stands there twice.
-// In Go files, comments and texts with such words are counted against a bound: little more than what the tree has now,
-// to be lowered by the change that needs less.
+// Documents, comments and texts of programs have no old word of the table in words.go. Documents have no sentence that is
+// too long, and no link to a page or a section that does not exist; a flag that a command in them has is one of the
+// command's. No entry of the changelog stands there twice.
 package main
 
 import (
@@ -21,61 +20,13 @@ import (
 	"strings"
 )
 
-const (
-	maxWords = 45 // of a sentence in a document
-	maxOld   = 3  // old words in Go files; there are none today
-)
-
-// oldWords are those that another one replaces, with the replacement.
-var oldWords = []struct{ pattern, instead string }{
-	{`gives up|gave up`, "aborts"},
-	{`split off`, "sub-communicator"},
-	{`under way`, "in flight"},
-	{`foretells?`, "predicts"},
-	{`images read`, "test accuracy"},
-	{`to be had`, "available"},
-	{`as ever`, ""},
-	{`for ever`, "forever"},
-	{`that of`, "the noun itself"},
-	{`of its own|of their own`, "its own"},
-	{`in the place of`, "instead of"},
-	{`is no call`, "does not move data"},
-	{`(looks|looked) for overflows`, "detects non-finite gradients"},
-}
-
-// allowed are phrases that have an old word and are right where they stand.
-var allowed = []struct{ phrase, reason string }{
-	{"GPU of its own", "one GPU for each rank"},
-	{"world of its own", "each rank alone in one"},
-	{"error of its own", "beside the errors of waits"},
-	{"connections of its own", "beside those of the program's network"},
-	{"communicators of their own", "a model is trained on this text as well"},
-	{"checksum is that of the parameters", "a model is trained on this text, and its README has the sums"},
-}
-
-// withoutAllowed removes these phrases from a text.
-var withoutAllowed = func() *strings.Replacer {
-	var pairs []string
-	for _, a := range allowed {
-		pairs = append(pairs, a.phrase, "")
-	}
-	return strings.NewReplacer(pairs...)
-}()
-
-// old matches old words.
-var old = func() *regexp.Regexp {
-	var all []string
-	for _, w := range oldWords {
-		all = append(all, w.pattern)
-	}
-	return regexp.MustCompile(`(?i)\b(` + strings.Join(all, "|") + `)\b`)
-}()
+const maxWords = 45 // of a sentence in a document
 
 func main() {
 	log.SetFlags(0)
-	list := flag.Bool("list", false, "print the old words of Go files as well")
+	list := flag.Bool("list", false, "print old words within the bound as well")
 	flag.Parse()
-	c := &check{flags: knownFlags(), anchors: map[string]map[string]bool{}}
+	c := &check{flags: knownFlags(), anchors: map[string]map[string]bool{}, old: map[int][]string{}}
 	for _, pattern := range []string{"*.md", "docs/*.md", "lab/results/*.md", "adapters/*/*.md"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
@@ -90,13 +41,7 @@ func main() {
 	if err := filepath.WalkDir(".", c.source); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("old words in comments and texts of Go files: %d, bound %d\n", len(c.inCode), maxOld)
-	if *list || len(c.inCode) > maxOld {
-		fmt.Println(strings.Join(c.inCode, "\n"))
-	}
-	if len(c.inCode) > maxOld {
-		c.report(".", 0, "there are more old words in Go files than before")
-	}
+	c.judgeWords(*list)
 	if c.found > 0 {
 		log.Fatalf("%d findings", c.found)
 	}
@@ -107,7 +52,7 @@ type check struct {
 	documents []string
 	flags     map[string]bool
 	anchors   map[string]map[string]bool // sections of documents, by path
-	inCode    []string
+	old       map[int][]string           // old words, by row
 	found     int
 }
 
@@ -155,7 +100,7 @@ func (c *check) repeated(path string) {
 	}
 }
 
-// document checks one. The changelog is history: only its links are checked. Adapters' pages may have long sentences.
+// document checks one. The changelog and adapters' pages may have long sentences.
 func (c *check) document(path string) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -177,13 +122,8 @@ func (c *check) document(path string) {
 		for _, match := range link.FindAllStringSubmatch(inline.ReplaceAllString(line, ""), -1) {
 			c.link(path, number, match[1])
 		}
-		if path == "CHANGELOG.md" {
-			continue
-		}
-		if word := old.FindString(inline.ReplaceAllString(line, "")); word != "" {
-			c.report(path, number, "%q is an old word (CONTRIBUTING.md, Words)", word)
-		}
-		if strings.HasPrefix(path, "adapters/") {
+		c.words(path, number, inDocument, inline.ReplaceAllString(strings.TrimSpace(line), "code"))
+		if path == "CHANGELOG.md" || strings.HasPrefix(path, "adapters/") {
 			continue
 		}
 		if starts(line) {
@@ -272,17 +212,28 @@ func (c *check) sections(path string) map[string]bool {
 	return all
 }
 
-// source counts the old words in comments and texts of a Go file.
+// source checks the comments and texts of Go files, and the comments of kernels.
 func (c *check) source(path string, entry fs.DirEntry, err error) error {
 	if err != nil {
 		return err
 	}
-	if entry.IsDir() && (entry.Name() == "testdata" || path == ".git" || path == ".ci") {
+	if entry.IsDir() && (entry.Name() == "testdata" || path == ".git" || path == ".ci/prose") {
 		return fs.SkipDir
 	}
-	if entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+	if entry.IsDir() {
 		return nil
 	}
+	switch filepath.Ext(path) {
+	case ".go":
+		return c.goFile(path)
+	case ".cu", ".cuh":
+		return c.kernels(path)
+	}
+	return nil
+}
+
+// goFile checks comments, each as a whole, and texts. Tests may have texts with old words, for example names of files.
+func (c *check) goFile(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -291,14 +242,9 @@ func (c *check) source(path string, entry fs.DirEntry, err error) error {
 	file := files.AddFile(path, -1, len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
-	count := func(place token.Pos, literal string) {
-		for _, word := range old.FindAllString(withoutAllowed.Replace(literal), -1) {
-			c.inCode = append(c.inCode, fmt.Sprintf("%s: %s", files.Position(place), word))
-		}
-	}
-	var start token.Pos // of the comment that goes on, in lines that begin with two slashes
-	comment := ""       // its text; "" if there is none
-	last := 0           // its last line
+	start := 0    // first line of the comment that goes on, in lines that begin with two slashes
+	comment := "" // its text; "" if there is none
+	last := 0     // its last line
 	for {
 		place, kind, literal := s.Scan()
 		if kind == token.SEMICOLON && literal == "\n" {
@@ -311,17 +257,33 @@ func (c *check) source(path string, entry fs.DirEntry, err error) error {
 			last = line
 			continue
 		}
-		count(start, comment)
+		c.words(path, start, inComment, comment)
 		comment = ""
-		switch kind {
-		case token.EOF:
+		switch {
+		case kind == token.EOF:
 			return nil
-		case token.COMMENT:
-			start = place
+		case kind == token.COMMENT:
+			start = line
 			comment = strings.Join(strings.Fields(text), " ")
 			last = line
-		case token.STRING:
-			count(place, literal)
+		case kind == token.STRING && !strings.HasSuffix(path, "_test.go"):
+			c.words(path, line, inText, literal)
 		}
 	}
+}
+
+// kernels checks the comments of a file in CUDA C.
+func (c *check) kernels(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		if _, comment, found := strings.Cut(line, "//"); found {
+			c.words(path, number, inComment, strings.TrimSpace(comment))
+		}
+	}
+	return nil
 }
