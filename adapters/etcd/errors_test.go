@@ -94,7 +94,7 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-// What the client has met before its context ended is in the error.
+// The error has the failures that the client met before its context ended.
 func TestCauseStaysWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

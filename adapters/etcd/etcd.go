@@ -41,8 +41,8 @@ type Config struct {
 	Silence time.Duration
 }
 
-// reachTime bounds the time until an etcd answers for the first time. One that elects a leader takes a second. What
-// keeps it from answering is looked for after that, so that both take 5 s.
+// reachTime bounds the time until an etcd answers for the first time. One that elects a leader takes a second. After
+// that, the cause is looked for, so that both take 5 s.
 const (
 	reachTime = 3 * time.Second
 	retryTime = 100 * time.Millisecond
@@ -168,8 +168,8 @@ func (cfg *Config) wrap(ctx context.Context, err error) error {
 	return fmt.Errorf("etcd: %w", cfg.name(ctx, err))
 }
 
-// name adds the sentinel of its cause, and its remedy, to an error of etcd's client. What the client met before its
-// context ended stays with it: a certificate that is not accepted, or a port that nobody serves.
+// name adds the sentinel of its cause, and its remedy, to an error of etcd's client. Failures that the client met
+// before its context ended stay with it: a certificate that is not accepted, or a port that nobody serves.
 func (cfg *Config) name(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
