@@ -1,13 +1,21 @@
 // Package ddp implements distributed data-parallel training: it averages the gradients of a model over the ranks during
 // the backward pass.
 //
-// [Gradients] puts the tensors into buckets and reduces each bucket as soon as
-// the backward pass has filled it. Gradients of several passes are reduced once
-// ([Gradients.Accumulate]), and ranks may run out of data at different steps
-// ([Gradients.Join]). If any bucket is sparse, or clipping or detection of non-finite
-// gradients is on, all buckets commit or roll back together.
+//	sync, err := ddp.New(ctx, rt, c, parameters, ddp.Config{})
+//	…
+//	for i := len(parameters) - 1; i >= 0; i-- { // the backward pass
+//		…
+//		err = sync.Ready(ctx, i, gradient) // its bucket is reduced as soon as it is full
+//	}
+//	err = sync.Wait(ctx) // sync.Result(i) is the average
 //
-// # How it is written
+// A program whose gradients are all there after the backward pass calls [Gradients.ReduceAll] instead of Ready and
+// Wait. Gradients of several passes are reduced once ([Gradients.Accumulate]), and ranks may run out of data at
+// different steps ([Gradients.Join]). If any bucket is sparse, or clipping or detection of non-finite gradients is on,
+// all buckets commit or roll back together.
+package ddp
+
+// How it is written, by task:
 //
 //   - config.go: what a program sets; lines.go: communicators of a mesh; phase.go: the state of a step, of
 //     buckets, and of gradients; gradients.go: [Gradients].
@@ -20,4 +28,3 @@
 //     [Gradients]; step.go: a step, from Ready to Wait; agree.go: what ranks compare first.
 //   - accumulate.go, join.go: one option each.
 //   - state.go: saved states; rebind.go: another communicator, as after the loss of a rank.
-package ddp
