@@ -6,11 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"strings"
+	"time"
 
+	"tailscale.com/ipn"
 	"tailscale.com/tsnet"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -24,11 +29,13 @@ type Network struct {
 	address netip.Addr // of this node in the tailnet
 }
 
-// Up starts a server, unless it runs, and returns when this node is in its tailnet, or ctx has ended.
+// Up starts a server, unless it runs, and returns when this node is in its tailnet, or ctx has ended. The error says
+// what the node waited for, and what to do. It wraps fs.ErrPermission if the tailnet refuses the key of the server,
+// [comm.ErrTimeout] or [comm.ErrCanceled] if ctx has ended.
 func Up(ctx context.Context, server *tsnet.Server) (*Network, error) {
 	status, err := server.Up(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("tailnet: %w", err)
+		return nil, fmt.Errorf("tailnet: %w", explain(ctx, server, err))
 	}
 	if len(status.TailscaleIPs) == 0 {
 		return nil, errors.New("tailnet: this node has no address in its tailnet")
@@ -37,6 +44,39 @@ func Up(ctx context.Context, server *tsnet.Server) (*Network, error) {
 		Server:  server,
 		address: status.TailscaleIPs[0],
 	}, nil
+}
+
+// statusTime bounds how long a node that did not come up takes to say why.
+const statusTime = 2 * time.Second
+
+// explain adds what a node waited for to the error of one that is not in its tailnet. tsnet tells it in logs alone.
+func explain(ctx context.Context, server *tsnet.Server, err error) error {
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
+	}
+	local, failed := server.LocalClient()
+	if failed != nil {
+		return err
+	}
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusTime)
+	defer cancel()
+	status, failed := local.StatusWithoutPeers(asking)
+	if failed != nil {
+		return err
+	}
+	const key = "AuthKey of the server or TS_AUTHKEY in the environment"
+	health := strings.Join(status.Health, " ")
+	switch {
+	case strings.Contains(err.Error(), "invalid authkey"):
+		return fmt.Errorf("%w: %w; %s is wrong, used up or expired", fs.ErrPermission, err, key)
+	case status.AuthURL != "":
+		return fmt.Errorf("%w; this node is not logged in: set %s, or open %s", err, key, status.AuthURL)
+	case status.BackendState == ipn.NeedsMachineAuth.String():
+		return fmt.Errorf("%w; an administrator of the tailnet has to approve this node", err)
+	case health != "":
+		return fmt.Errorf("%w; is ControlURL right, and does this machine reach it? %s", err, health)
+	}
+	return err
 }
 
 // Listen implements [store.Network]. The listener's address is the one that other nodes dial.

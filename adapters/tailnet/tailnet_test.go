@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"tailscale.com/derp/derpserver"
+	"tailscale.com/ipn"
+	"tailscale.com/ipn/ipnstate"
 	"tailscale.com/ipn/store/mem"
 	"tailscale.com/net/netns"
 	"tailscale.com/net/stun/stuntest"
@@ -71,25 +74,29 @@ func relay(t *testing.T) *tailcfg.DERPMap {
 	return &tailcfg.DERPMap{Regions: map[int]*tailcfg.DERPRegion{1: region}}
 }
 
+// serveControl starts a control server, and returns its URL.
+func serveControl(t *testing.T, control *testcontrol.Server) string {
+	control.DERPMap = relay(t)
+	control.DNSConfig = &tailcfg.DNSConfig{Proxied: true}
+	control.MagicDNSDomain = "tail-scale.ts.net"
+	control.Logf = logger.Discard
+	control.HTTPTestServer = httptest.NewServer(control)
+	t.Cleanup(control.HTTPTestServer.Close)
+	return control.HTTPTestServer.URL
+}
+
 // nodes joins a number of nodes, rank0 and on, to a tailnet of the control server that tailscale's own tests have.
 func nodes(t *testing.T, size int) []*tailnet.Network {
 	t.Setenv("TS_NO_LOGS_NO_SUPPORT", "1")
 	netns.SetEnabled(false) // which would bind to the interface of the default route
-	control := &testcontrol.Server{
-		DERPMap:        relay(t),
-		DNSConfig:      &tailcfg.DNSConfig{Proxied: true},
-		MagicDNSDomain: "tail-scale.ts.net",
-		Logf:           logger.Discard,
-	}
-	control.HTTPTestServer = httptest.NewServer(control)
-	t.Cleanup(control.HTTPTestServer.Close)
+	url := serveControl(t, new(testcontrol.Server))
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
 	networks := make([]*tailnet.Network, size)
 	for rank := range networks {
 		server := &tsnet.Server{
 			Dir:        t.TempDir(),
-			ControlURL: control.HTTPTestServer.URL,
+			ControlURL: url,
 			Hostname:   fmt.Sprint("rank", rank),
 			Store:      new(mem.Store),
 			Ephemeral:  true,
@@ -240,6 +247,71 @@ func TestUp(t *testing.T) {
 	_, err := tailnet.Up(ctx, server)
 	assert.ErrorContains(t, err, "tailnet: ")
 	assert.ErrorIs(t, err, context.Canceled)
+}
+
+// TestUpNamesTheCause: a node that is not let in names what it lacks. The context ends when the node has got so far.
+func TestUpNamesTheCause(t *testing.T) {
+	t.Setenv("TS_NO_LOGS_NO_SUPPORT", "1")
+	netns.SetEnabled(false) // which would bind to the interface of the default route
+	const nobody = "http://127.0.0.1:1"
+	for name, test := range map[string]struct {
+		control *testcontrol.Server // nil for none
+		key     string
+		reached func(s *ipnstate.Status) bool
+		kind    error
+		text    string
+	}{
+		"no key": {
+			&testcontrol.Server{RequireAuth: true}, "",
+			func(s *ipnstate.Status) bool { return s.AuthURL != "" },
+			comm.ErrCanceled, "not logged in: set AuthKey of the server or TS_AUTHKEY in the environment, or open http://",
+		},
+		"wrong key": {
+			&testcontrol.Server{RequireAuthKey: "right"}, "wrong",
+			func(*ipnstate.Status) bool { return false },
+			fs.ErrPermission, "TS_AUTHKEY in the environment is wrong, used up or expired",
+		},
+		"not approved": {
+			&testcontrol.Server{RequireMachineAuth: true}, "",
+			func(s *ipnstate.Status) bool { return s.BackendState == ipn.NeedsMachineAuth.String() },
+			comm.ErrCanceled, "an administrator of the tailnet has to approve this node",
+		},
+		"no control server": {
+			nil, "",
+			func(s *ipnstate.Status) bool { return strings.Contains(fmt.Sprint(s.Health), "127.0.0.1:1") },
+			comm.ErrCanceled, "is ControlURL right, and does this machine reach it?",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := nobody
+			if test.control != nil {
+				url = serveControl(t, test.control)
+			}
+			server := &tsnet.Server{
+				Dir: t.TempDir(), ControlURL: url, AuthKey: test.key, Store: new(mem.Store), Ephemeral: true, UserLogf: logger.Discard,
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			local, err := server.LocalClient()
+			require.NoError(t, err)
+			defer server.Close()
+			var looking sync.WaitGroup
+			looking.Go(func() {
+				for ctx.Err() == nil {
+					status, err := local.StatusWithoutPeers(ctx)
+					if err == nil && test.reached(status) {
+						cancel()
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			})
+			_, err = tailnet.Up(ctx, server)
+			cancel()
+			looking.Wait()
+			require.ErrorIs(t, err, test.kind)
+			require.ErrorContains(t, err, test.text)
+		})
+	}
 }
 
 // TestConformance runs the suite of communicators over a tailnet. It is part of extended runs alone.
