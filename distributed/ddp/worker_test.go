@@ -130,7 +130,7 @@ func TestBucketsAllocate(t *testing.T) {
 // it had not been.
 func TestWaitEndsExchanges(t *testing.T) {
 	over := make(chan struct{})
-	behind := make(chan struct{}) // rank 1 is behind the first step, which ends with an error once rank 0 has given up
+	made := make(chan struct{}) // rank 1 has made the first step, which ends with an error once rank 0 has aborted
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		if c.Rank() == 0 {
 			defer close(over)
@@ -140,13 +140,13 @@ func TestWaitEndsExchanges(t *testing.T) {
 		defer standin.Free(t, params)
 		require.NoError(t, g.ReduceAll(ctx, params))
 		if c.Rank() == 1 { // makes no second step
-			close(behind)
+			close(made)
 			<-over
 			return g.Close()
 		}
 		before := standin.Bits(params[1])
 		require.NoError(t, ready(ctx, g, params))
-		<-behind
+		<-made
 		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		assert.ErrorIs(t, g.Wait(short), comm.ErrTimeout)

@@ -91,7 +91,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 			gaveUp.Done()
 			return err
 		}
-		called.Done() // it is behind the first one, which ends with an error where another rank has given up
+		called.Done() // it has returned from the first one, which ends with an error once another rank has aborted
 		gaveUp.Wait()
 		assert.Error(t, c.Barrier(ctx))
 		return nil
