@@ -14,6 +14,8 @@
 // on the communicator's stream, or on one that CommAfter and AfterComm order with it inside the capture. Without
 // these, a collective runs at once and is no part of the graph. Sync and Barrier of a stream that is captured are
 // [comm.ErrArgument], and end the capture; the communicator goes on.
+// Make communicators and symmetric memory before a framework captures in the global mode, PyTorch's default: NCCL's own
+// threads allocate memory for them, which may end the capture.
 package nccl
 
 // How the package is written:
