@@ -269,7 +269,8 @@ func parse(body []byte) (*Delta, error) {
 	if d.Base != 0 {
 		d.digest = src.uint32()
 	}
-	d.Target, d.weights = src.uvarint(), src.uvarint()
+	d.Target = src.uvarint()
+	d.weights = src.uvarint()
 	switch src.byte() {
 	case layoutSame:
 	case layoutListed:

@@ -416,7 +416,8 @@ func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Te
 	latest := uint64(0)
 	for rank, b := range all {
 		if v, _ := binary.Uvarint(b); v > latest {
-			root, latest = rank, v
+			root = rank
+			latest = v
 		}
 	}
 	if c.Rank() == root {

@@ -347,7 +347,8 @@ func (s *session) Drop(key string) {
 
 func (s *session) Watch(ctx context.Context, prefix string, f func(store.Event)) (stop func(), err error) {
 	watching, cancel := context.WithCancel(s.ctx)
-	ready, failed := make(chan struct{}), make(chan error, 1)
+	ready := make(chan struct{})
+	failed := make(chan error, 1)
 	go func() {
 		err := s.follow(watching, prefix, []clientv3.OpOption{clientv3.WithPrefix()}, f, func() { close(ready) })
 		if failed <- err; watching.Err() == nil { // it would miss events

@@ -78,7 +78,8 @@ func (d *Dataset) Rebind(c comm.Communicator) error {
 		return err
 	}
 	taken := d.batch * d.ranks
-	d.sampler, d.ranks = sampler, c.WorldSize()
+	d.sampler = sampler
+	d.ranks = c.WorldSize()
 	err = d.Seek(d.epoch, 0)
 	d.batch = min(taken/d.ranks, len(d.batches))
 	return err

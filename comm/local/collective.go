@@ -38,14 +38,17 @@ func (s *slot) prepare(workers, inline int) {
 	c := &s.calls[0]
 	n := len(s.calls)
 	p := &s.plan
-	p.size, p.row, p.uneven = c.dt.Size(), c.count, false
+	p.size = c.dt.Size()
+	p.row = c.count
+	p.uneven = false
 	p.block = max(blockBytes/p.size, 1)
 	rows := 1
 	sources := 1
 	destinations := 1
 	switch c.op {
 	case comm.OpAllReduce:
-		sources, destinations = n, n
+		sources = n
+		destinations = n
 		if c.reduce == reductions.FixedPoint {
 			s.addSums()
 		}
@@ -54,13 +57,15 @@ func (s *slot) prepare(workers, inline int) {
 	case comm.OpReduce:
 		sources = n
 	case comm.OpAllGather:
-		rows, destinations = n, n
+		rows = n
+		destinations = n
 	case comm.OpAllGatherV:
 		destinations = n
 		p.unevenRows()
 		p.addRows(s.extras[0].list(recvCounts, n))
 	case comm.OpReduceScatter:
-		rows, sources = n, n
+		rows = n
+		sources = n
 	case comm.OpAllToAll:
 		rows = n * n
 	case comm.OpAllToAllV:

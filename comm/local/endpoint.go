@@ -15,7 +15,9 @@ func (e *endpoint) enqueueBatch() {
 	for _, pass := range [...]bool{true, false} {
 		for _, o := range batch {
 			if o.op.Message() == pass {
-				o.batch, o.messages, o.collectives = e.batches, messages > 0, messages < len(batch)
+				o.batch = e.batches
+				o.messages = messages > 0
+				o.collectives = messages < len(batch)
 				if o.op.Message() {
 					o.number = e.messages.Begin()
 				}

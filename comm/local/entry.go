@@ -85,9 +85,11 @@ func (l *lists) list(which, n int) []int { return l.ints[which*n:][:n] }
 func (l *lists) give(c *comm.Call, n int) {
 	switch len(l.ints) {
 	case 4 * n:
-		c.SendCounts, c.SendDispls = l.list(sendCounts, n), l.list(sendDispls, n)
+		c.SendCounts = l.list(sendCounts, n)
+		c.SendDispls = l.list(sendDispls, n)
 		fallthrough
 	case 2 * n:
-		c.RecvCounts, c.RecvDispls = l.list(recvCounts, n), l.list(recvDispls, n)
+		c.RecvCounts = l.list(recvCounts, n)
+		c.RecvDispls = l.list(recvDispls, n)
 	}
 }

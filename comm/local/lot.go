@@ -50,7 +50,8 @@ func (w *world) leaveLot(p *waiter) {
 	w.sleepers.Add(-1)
 	last := len(l.waiting) - 1
 	moved := l.waiting[last]
-	l.waiting[p.place], moved.place = moved, p.place
+	l.waiting[p.place] = moved
+	moved.place = p.place
 	l.waiting[last] = nil
 	l.waiting = l.waiting[:last]
 	select {

@@ -15,7 +15,8 @@ func (e *endpoint) newOp(c *comm.Call, split *splitCall, sums []fixedpoint.Sum) 
 	} else {
 		o = &op{owner: e}
 	}
-	o.entry, o.tag = newEntry(c), c.Tag
+	o.entry = newEntry(c)
+	o.tag = c.Tag
 	o.extra.set(c, split, sums)
 	return o
 }

@@ -110,7 +110,8 @@ func (e *endpoint) inFlight() (f backend.InFlight) {
 		x = &w.slot(seq).calls[e.rank]
 	}
 	if arrived := e.arrivals.Load(); seq < arrived {
-		f.Collective, f.Number = x.call(), seq+1
+		f.Collective = x.call()
+		f.Number = seq + 1
 		f.Behind = int(arrived - seq - 1)
 		for _, peer := range w.ranks {
 			if peer.arrivals.Load() <= seq {

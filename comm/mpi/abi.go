@@ -65,13 +65,17 @@ func (a *abi) resolve(lib *dl.Library) (h handles, err error) {
 		}
 		return address
 	}
-	h.world, h.errorsReturn, h.bytes = value(a.world), value(a.errorsReturn), value(a.bytes)
+	h.world = value(a.world)
+	h.errorsReturn = value(a.errorsReturn)
+	h.bytes = value(a.bytes)
 	for i, c := range a.types {
 		h.types[i] = value(c)
 	}
 	// These travel as unsigned integers of their size.
-	h.types[dtype.F16], h.types[dtype.BF16] = h.types[dtype.U16], h.types[dtype.U16]
-	h.types[dtype.FP8E4M3], h.types[dtype.FP8E5M2] = h.types[dtype.U8], h.types[dtype.U8]
+	h.types[dtype.F16] = h.types[dtype.U16]
+	h.types[dtype.BF16] = h.types[dtype.U16]
+	h.types[dtype.FP8E4M3] = h.types[dtype.U8]
+	h.types[dtype.FP8E5M2] = h.types[dtype.U8]
 	for i, c := range a.ops {
 		h.ops[i] = value(c)
 	}

@@ -99,7 +99,8 @@ func mover(ranks, bytes int, place bench.Place) func(calls int) {
 		send[r] = make([]byte, bytes)
 		recv[r] = make([]byte, bytes)
 		for i := range bytes {
-			send[r][i], recv[r][i] = 1, 1
+			send[r][i] = 1
+			recv[r][i] = 1
 		}
 		if place == bench.InPlace {
 			recv[r] = send[r]

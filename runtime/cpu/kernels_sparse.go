@@ -211,7 +211,8 @@ func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 	valB := b.val[:len(b.idx)]
 	idxA := a.idx
 	idxB := b.idx
-	idx, val := dst.idx, dst.val[:len(dst.idx)]
+	idx := dst.idx
+	val := dst.val[:len(dst.idx)]
 	i := 0
 	j := 0
 	last := int64(-1)

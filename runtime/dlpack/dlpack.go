@@ -260,7 +260,8 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 	if !ok {
 		return 0, fmt.Errorf("dlpack: export: %w: %v", runtime.ErrDType, t.DType())
 	}
-	a.code, a.bits = code[0], code[1]
+	a.code = code[0]
+	a.bits = code[1]
 	switch r, ok := t.Runtime().(*cuda.Runtime); {
 	case ok:
 		a.device = deviceCUDA

@@ -284,7 +284,8 @@ func windows(text string) (inputs, labels []*tensors.Tensor) {
 	in := make([]int32, n*window)
 	out := make([]int32, n*window)
 	for i := range in {
-		in[i], out[i] = int32(text[i]&127), int32(text[i+1]&127)
+		in[i] = int32(text[i] & 127)
+		out[i] = int32(text[i+1] & 127)
 	}
 	return []*tensors.Tensor{tensors.FromFlatDataAndDimensions(in, n, window)},
 		[]*tensors.Tensor{tensors.FromFlatDataAndDimensions(out, n, window, 1)}

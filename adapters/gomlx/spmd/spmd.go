@@ -297,7 +297,8 @@ func (b *backend) group(groups [][]compute.DeviceNum) (comm.Communicator, error)
 	if c, ok := b.groups[name]; ok {
 		return c, nil
 	}
-	color, key := -1, 0
+	color := -1
+	key := 0
 	for i, devices := range groups {
 		if place := slices.Index(devices, b.device()); place >= 0 {
 			color = i

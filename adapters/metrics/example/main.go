@@ -79,7 +79,8 @@ func run(ctx context.Context) error {
 	}
 	kv := store.NewServer(store.Options{})
 	defer kv.Close() //nolint:errcheck // the members have ended
-	begun, failed := make(chan struct{}), make(chan error, 3)
+	begun := make(chan struct{})
+	failed := make(chan error, 3)
 	member := func(name string, m *metrics.Metrics, end time.Duration) {
 		ctx, cancel := context.WithTimeout(ctx, end)
 		defer cancel()
@@ -116,7 +117,8 @@ const (
 
 // expand computes the features of all images of a set.
 func expand(set digits.Set) [][]float32 {
-	all, random := make([][]float32, set.Len()), rand.New(rand.NewPCG(1, 1))
+	all := make([][]float32, set.Len())
+	random := rand.New(rand.NewPCG(1, 1))
 	for i := range all {
 		all[i] = make([]float32, features)
 	}
@@ -282,7 +284,8 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 
 // probabilities are the probabilities of the classes.
 func probabilities(weights [][]float32, image []float32) []float64 {
-	all, sum := make([]float64, len(weights)), 0.0
+	all := make([]float64, len(weights))
+	sum := 0.0
 	for class, row := range weights {
 		for j, x := range image {
 			all[class] += float64(row[j]) * float64(x)

@@ -238,7 +238,8 @@ func unsent(passed uint64) *controlMessage {
 func (e *Engine) keep(src int, m *controlMessage) {
 	p := &e.peers[src]
 	if m.kind == stallReport {
-		p.report, p.agreed = m, false
+		p.report = m
+		p.agreed = false
 		return
 	}
 	p.last = m

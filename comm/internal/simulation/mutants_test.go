@@ -100,7 +100,7 @@ var mutants = []mutant{
 	{"a barrier that all have come to fails", "schedule", change{controlFile, "if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {", "if false {"}, ""},
 	{"a wait does not look for failures", "schedule", change{waitFile, "if err := e.attend(); err != nil {\n\t\treturn false, e.fail(op, err)\n\t}", ""}, ""},
 	{"an operation completes at its first message", "schedule", change{engineFile, "if o.inFlight--; o.inFlight == 0 {", "if o.inFlight--; o.inFlight >= 0 {"}, ""},
-	{"a report of calls is compared once for all", "schedule", change{controlFile, "p.report, p.agreed = m, false", "p.report = m"}, ""},
+	{"a report of calls is compared once for all", "schedule", change{controlFile, "p.report = m\n\t\tp.agreed = false", "p.report = m"}, ""},
 
 	// comm/internal/schedule, over memory that ranks share.
 	{"a round is complete before the last rank has begun it", "segment", change{segmentFile, "s.seen < len(slots); s.seen++", "s.seen < len(slots)-1; s.seen++"}, ""},

@@ -111,7 +111,8 @@ func (c *config) check(cmd *cobra.Command) error {
 	if c.silence <= 0 {
 		return errors.New("--silence must be more than 0s")
 	}
-	outside, embedded := len(c.outside.endpoints) > 0, c.embedded.folder != ""
+	outside := len(c.outside.endpoints) > 0
+	embedded := c.embedded.folder != ""
 	if !outside && !embedded {
 		return errors.New("where is the etcd? --data-dir is the folder of one in this process, " +
 			"--endpoints are the URLs of one outside")

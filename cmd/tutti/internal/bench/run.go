@@ -153,7 +153,8 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 	if err != nil {
 		return err
 	}
-	cfg, k := m.cfg, m.cfg.Collective
+	cfg := m.cfg
+	k := m.cfg.Collective
 	previous := 0
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))

@@ -684,7 +684,9 @@ func state(d Record) State {
 	s := State{Rank: d.Tutti.Rank, Name: d.Tutti.Name, Last: "none"}
 	if n := len(d.Entries); n > 0 {
 		e := &d.Entries[n-1]
-		s.Last, s.Done, s.Error = call(e, !e.Tutti.Left), e.Completed != 0, e.Tutti.Error
+		s.Last = call(e, !e.Tutti.Left)
+		s.Done = e.Completed != 0
+		s.Error = e.Tutti.Error
 	}
 	failure := ""
 	for _, name := range slices.Sorted(maps.Keys(d.Tutti.Comms)) {

@@ -67,7 +67,8 @@ func newest(dir string) (files []string) {
 	all := Files(dir)
 	for _, path := range all {
 		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
-			last, dir = info.ModTime(), filepath.Dir(path)
+			last = info.ModTime()
+			dir = filepath.Dir(path)
 		}
 	}
 	return slices.DeleteFunc(all, func(path string) bool { return filepath.Dir(path) != dir })

@@ -44,13 +44,15 @@ func raiseExponents() {
 	exponents := Load(Param("exponents"), GP64())
 	magnitude := Lanes(1<<31 - 1)
 	Blocks("src", func(src Register) {
-		largest, v := YMM(), YMM()
+		largest := YMM()
+		v := YMM()
 		VPAND(Mem{Base: src}, magnitude, largest)
 		for i := 1; i < vectors; i++ {
 			VPAND(Mem{Base: src, Disp: 32 * i}, magnitude, v)
 			VPMAXSD(v, largest, largest)
 		}
-		exponent, known := GP32(), GP32()
+		exponent := GP32()
+		known := GP32()
 		VMOVD(Fold(largest, VPMAXSD), exponent)
 		SHRL(Imm(23), exponent)
 		MOVBLZX(Mem{Base: exponents}, known)
@@ -66,12 +68,14 @@ func raiseExponents() {
 func storeFixed() {
 	Kernel("storeFixedAVX2", "func(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)",
 		"storeFixedAVX2 stores values of blocks as integers, or adds them.")
-	exponents, src := Load(Param("exponents"), GP64()), Load(Param("src"), GP64())
+	exponents := Load(Param("exponents"), GP64())
+	src := Load(Param("src"), GP64())
 	bits := Load(Param("bits"), GP64())
 	add := GP32()
 	MOVBLZX(Address(Param("add")), add)
 	Blocks("sums", func(sums Register) {
-		power, half := GP64(), GP64()
+		power := GP64()
+		half := GP64()
 		MOVBQZX(Mem{Base: exponents}, power)
 		XORQ(U32(sign), power)
 		SUBQ(bits, power)
@@ -80,7 +84,8 @@ func storeFixed() {
 		MOVQ(power, half)
 		SARQ(Imm(1), half)
 		SUBQ(half, power)
-		first, second := powerOfTwo(half.As32()), powerOfTwo(power.As32())
+		first := powerOfTwo(half.As32())
+		second := powerOfTwo(power.As32())
 		var q [vectors]VecVirtual
 		for i := range q {
 			q[i] = YMM()
@@ -111,9 +116,12 @@ func loadFixed() {
 	Kernel("loadFixedAVX2",
 		"func(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)",
 		"loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.")
-	exponents, sums := Load(Param("exponents"), GP64()), Load(Param("sums"), GP64())
-	bits, multiple := Load(Param("bits"), GP64()), Load(Param("multiple"), XMM())
-	limit, lowest := YMM(), YMM()
+	exponents := Load(Param("exponents"), GP64())
+	sums := Load(Param("sums"), GP64())
+	bits := Load(Param("bits"), GP64())
+	multiple := Load(Param("multiple"), XMM())
+	limit := YMM()
+	lowest := YMM()
 	limitAddress, _ := Param("limit").Resolve()
 	VBROADCASTSS(limitAddress.Addr, limit)
 	VXORPS(lowest, lowest, lowest)
@@ -127,7 +135,8 @@ func loadFixed() {
 		SUBQ(bits, power)
 		ADDQ(U32(1023-126), power)
 		SHLQ(Imm(52), power)
-		unit, scale := XMM(), YMM()
+		unit := XMM()
+		scale := YMM()
 		VMOVQ(power, unit)
 		VMULSD(multiple, unit, unit)
 		VBROADCASTSD(unit, scale)
@@ -143,7 +152,8 @@ func loadFixed() {
 
 // loadScaled returns four sums, times a scale, rounded to float32.
 func loadScaled(sums Register, offset int, scale VecVirtual) VecVirtual {
-	wide, narrow := YMM(), YMM()
+	wide := YMM()
+	narrow := YMM()
 	VCVTDQ2PD(Mem{Base: sums, Disp: offset}, wide)
 	VMULPD(scale, wide, wide)
 	VCVTPD2PSY(wide, narrow.AsX())

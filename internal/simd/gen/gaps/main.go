@@ -204,7 +204,8 @@ func decode() {
 	Load(Param("idx").Len(), left)
 	low := Load(Param("low").Base(), GP64())
 	k := Load(Param("k"), GP64())
-	half, lowest := GP64(), GP32() // the bytes of four entries, and bits that are beyond these
+	half := GP64()   // the bytes of four entries
+	lowest := GP32() // bits that are beyond these
 	MOVQ(k, half)
 	SHRQ(Imm(1), half)
 	MOVL(I32(-1), lowest)
