@@ -15,7 +15,7 @@ type Stats struct {
 	K              int    // entries that a rank was to select
 	SelectedLocal  int    // that this rank selected
 	SelectedGlobal int    // that the result was put together from
-	// Threshold is the magnitude from which entries were selected, GlobalThreshold that of the result's; 0: none.
+	// Threshold is the magnitude from which entries were selected, GlobalThreshold the result's; 0: none.
 	Threshold, GlobalThreshold float32
 	SentElements, SentBytes    int64         // by this rank, as package metered counts
 	SelectTime, ExchangeTime   time.Duration // of the host
