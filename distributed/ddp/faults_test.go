@@ -488,7 +488,7 @@ func TestLostResiduals(t *testing.T) {
 			}
 			return errors.Join(u.Close(), m.close())
 		})
-		const lost = `is lost unless they handed it over" `
+		const lost = `are lost unless they handed them over" `
 		assert.Equal(t, k.lines, bytes.Count(text.Bytes(), []byte(lost)), "%+v: %s", k, text.String())
 		if k.lines > 0 {
 			assert.Contains(t, text.String(), lost+"elements=500 ranks=2 lost=1 rank=0 times=1", "of the tensor")
