@@ -198,7 +198,8 @@ func (t assignment) configure(cfg *Config) {
 }
 
 // obey ends a job by the signals that lines have the names of, and when they end; user signals are this process's.
-// What was told to end already is killed when they end: the launcher that has started this one waits no longer.
+// Processes that were told to end already are killed when they end: the launcher that has started this one waits no
+// longer.
 func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
 	told := false
 	for {

@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// takeDumps writes the flight records that the other machines sent. Whoever knows the job's secret can send anything
-// under any name, so only names of flight records are written, and no links are followed.
+// takeDumps writes the flight records that the other machines sent. Any process that knows the job's secret can send
+// anything under any name, so only names of flight records are written, and no links are followed.
 func (a *agent) takeDumps() error {
 	pieces, err := a.kv.List(context.Background(), dumps)
 	if err != nil || len(pieces) == 0 || a.Records == "" {

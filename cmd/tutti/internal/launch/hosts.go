@@ -279,8 +279,8 @@ func (s *spread) script() string {
 	return "exec sh -c " + quoted(find) + " " + quoted(s.self)
 }
 
-// await waits for the end of a host's launcher. What an ssh that shares its connection has left behind may hold the
-// output for longer.
+// await waits for the end of a host's launcher. A process that an ssh with a shared connection left may hold the output
+// for longer.
 func (s *spread) await(h *remote, copied *sync.WaitGroup) {
 	err := h.cmd.Wait()
 	read := make(chan struct{})

@@ -261,8 +261,8 @@ func (g *group) wait(r *running) {
 	}
 }
 
-// stop tells ranks to end by a signal, or SIGTERM. Those that do not are killed after their grace, and nothing of them
-// is left when it returns.
+// stop tells ranks to end by a signal, or SIGTERM. Ranks that do not are killed after their grace, and nothing is left
+// when it returns.
 func (g *group) stop(with syscall.Signal) {
 	g.mu.Lock()
 	if !g.stopping {

@@ -31,7 +31,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// What follows when a rank has failed.
+// Times after a rank has failed.
 const (
 	// settleTime is how long a launcher waits for the ends of other ranks: the rank that fails first may be the victim
 	// of one whose end comes to the launcher later.
