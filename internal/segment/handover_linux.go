@@ -18,12 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handoverTime bounds a handover: both processes are on one machine, which may be busy.
-const handoverTime = 10 * time.Second
-
-// acceptTime is the pause of a server whose process has no file descriptor left.
-const acceptTime = 10 * time.Millisecond
-
 // code authenticates who asks for a segment, or answers.
 func (o *Offer) code(role string) []byte {
 	key := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, o.Key[0]), o.Key[1])

@@ -10,16 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 )
 
-// DefaultLimit is how long a wait without a deadline takes at most, unless [env.ConnectTimeout] says otherwise: the
-// processes of a job may start some minutes apart.
-const DefaultLimit = 10 * time.Minute
-
-const (
-	first   = 2 * time.Second // nobody starts processes closer together by hand
-	longest = 2 * time.Minute
-)
-
-// ReadLimit reads the value of that variable.
+// ReadLimit reads the value of [env.ConnectTimeout].
 func ReadLimit(text string) (time.Duration, error) {
 	limit, err := time.ParseDuration(text)
 	if err != nil || limit <= 0 {

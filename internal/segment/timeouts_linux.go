@@ -1,0 +1,9 @@
+package segment
+
+import "time"
+
+// handoverTime bounds a handover: both processes are on one machine, which may be busy.
+const handoverTime = 10 * time.Second
+
+// acceptTime is the pause of a server whose process has no file descriptor left.
+const acceptTime = 10 * time.Millisecond
