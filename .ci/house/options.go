@@ -19,8 +19,9 @@ import (
 	"strings"
 )
 
-// settings finds options that only tests set: fields of structs whose names end in Config or Options, by their types. Packages of other people's modules are left empty, so that an expression of
-// their types has none; errors that come of that are passed over.
+// settings finds options that only tests set: fields of structs whose names end in Config or Options, by their types.
+// Packages of other people's modules are left empty, so that an expression of their types has none; errors that come of
+// that are passed over.
 type settings struct {
 	files    *token.FileSet
 	modules  map[string]string // paths of modules by their folders
