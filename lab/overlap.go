@@ -185,9 +185,10 @@ const overlapPicture = "overlap"
 
 // overlapReport shows what rank 0 measured.
 type overlapReport struct {
-	json, text io.Writer
-	dir        *console.OutDir
-	result     *overlapResult // nil in a process without rank 0
+	json   io.Writer       // of the result's line; io.Discard for none
+	text   io.Writer       // for people; io.Discard for none
+	dir    *console.OutDir // of the pictures
+	result *overlapResult  // nil in a process without rank 0
 }
 
 // finish prints the result and writes the pictures.

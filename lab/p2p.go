@@ -124,10 +124,11 @@ const peerPicture = "p2p"
 
 // peerReport shows what rank 0 measured.
 type peerReport struct {
-	json, text io.Writer
-	dir        *console.OutDir
-	wrong      int64
-	results    [][]bench.Result // of each series
+	json    io.Writer        // of a line for each result; io.Discard for none
+	text    io.Writer        // for people; io.Discard for none
+	dir     *console.OutDir  // of the pictures
+	wrong   int64            // elements, of all results that were verified
+	results [][]bench.Result // of each series
 }
 
 func (r *peerReport) add(series int, results []bench.Result) {

@@ -104,7 +104,7 @@ type place struct{ session, id uint64 }
 
 type watch struct {
 	place
-	prefix string
+	prefix string // of the keys that it reports
 }
 
 // Open begins a session, whose number was never used before.

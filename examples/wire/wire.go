@@ -20,8 +20,8 @@ import (
 
 // frame is what goes over a connection: a call, or a goodbye.
 type frame struct {
-	Slot  Slot
-	Call  comm.Call
+	Slot  Slot         // where it queues
+	Call  comm.Call    // zero for a goodbye
 	Wait  comm.Wait    // of a Barrier or Split, beside its Call
 	Data  []byte       // what the call sends to this rank
 	Cause string       // of a goodbye: why the rank left
@@ -33,17 +33,17 @@ type Slot struct {
 	Communicator string  // "" of a goodbye to all of them
 	From         int     // a rank there
 	Op           comm.Op // OpSend, OpRecv; OpBarrier for any collective, OpSync for a goodbye
-	Tag          uint32
+	Tag          uint32  // of a message, 0 for others
 }
 
 // node is a rank of the world: what its communicators share.
 type node struct {
-	links   []*gob.Encoder // by rank
-	sending sync.Mutex     // of links
-	memory  *cpu.Runtime
-	open    sync.WaitGroup // communicators
-	arrived *sync.Cond     // there is a new frame; its lock guards frames
-	frames  map[Slot][]frame
+	links   []*gob.Encoder   // by rank
+	sending sync.Mutex       // of links
+	memory  *cpu.Runtime     // of all ranks; its owner closes it
+	open    sync.WaitGroup   // communicators
+	arrived *sync.Cond       // there is a new frame; its lock guards frames
+	frames  map[Slot][]frame // that nobody has taken yet, the oldest first
 }
 
 // world returns the communicators of size ranks, each pair of which shares a connection.
@@ -105,8 +105,8 @@ func (n *node) send(f frame, to ...int) {
 type worker struct {
 	*node
 	id    string // of the communicator, the same on all its ranks
-	rank  int
-	ranks []int // in the world
+	rank  int    // in the communicator
+	ranks []int  // in the world
 
 	busy sync.Mutex   // held by Work and Collective; guards done
 	done map[Slot]int // how many calls are complete

@@ -110,10 +110,11 @@ const (
 
 // subject is something that is measured.
 type subject struct {
-	name    string
-	ranks   int
-	against []string // the first one of as many ranks that was measured at the same work
-	turn    func(ctx context.Context) ([]measured, error)
+	name  string // as in tables
+	ranks int    // of its world
+	// against are subjects: a time is divided by that of the first of as many ranks that was measured at the same work.
+	against []string
+	turn    func(ctx context.Context) ([]measured, error) // measures all works once
 }
 
 // measured is a line of a subject's output.
@@ -176,14 +177,14 @@ func inTurns(
 // timeKey is a work and the index of a subject that did it.
 type timeKey struct {
 	Work
-	subject int
+	subject int // an index
 }
 
 // medians makes results of times.
 func medians(subjects []subject, times map[timeKey][]float64) (results []Result) {
 	type seat struct {
-		name  string
-		ranks int
+		name  string // of a subject
+		ranks int    // of its world
 	}
 	place := map[seat]int{}
 	for i, s := range subjects {
@@ -302,8 +303,10 @@ func (c Config) ofGloo(ranks int, script string, libraries []library) subject {
 
 // library is an MPI library and the program in C that was compiled for it.
 type library struct {
-	name, mpirun, binary string
-	env                  []string
+	name   string   // "openmpi" or "mpich"
+	mpirun string   // its launcher, a path
+	binary string   // the program, a path
+	env    []string // that the launcher needs besides the process's own, as NAME=value
 }
 
 // findLibrary compiles the program in C for an MPI library.

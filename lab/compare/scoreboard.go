@@ -18,10 +18,11 @@ import (
 
 // Scoreboard is what to set against each other on the GPUs of a machine.
 type Scoreboard struct {
-	GPUs, Runs int
-	Max        int    // the largest size in bytes
-	Tutti      string // the path of the tutti command
-	Python     string // the one that is to have PyTorch
+	GPUs   int    // each with a rank
+	Runs   int    // turns of each subject, of which the median counts
+	Max    int    // the largest size in bytes
+	Tutti  string // the path of the tutti command
+	Python string // the one that is to have PyTorch
 	// Progress is called after each turn, nil for nobody.
 	Progress func(done, total int)
 }

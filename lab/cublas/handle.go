@@ -24,10 +24,10 @@ const (
 // Handle multiplies on the compute stream of one runtime. It belongs to one
 // goroutine at a time.
 type Handle struct {
-	lib       *library
-	rt        *cuda.Runtime
-	native    uintptr // cublasHandle_t
-	workspace uintptr
+	lib       *library      // shared by the handles of a process
+	rt        *cuda.Runtime // whose compute stream it uses; its owner closes it
+	native    uintptr       // cublasHandle_t, 0 when closed
+	workspace uintptr       // device memory of the products, 0 when closed
 	// scalars are alpha and beta, which the library reads during a call.
 	scalars [2]float32
 }

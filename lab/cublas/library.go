@@ -30,8 +30,8 @@ type symbols struct {
 
 // library is the opened cuBLAS.
 type library struct {
-	sym  symbols
-	name string
+	sym  symbols // bound; optional ones may be missing
+	name string  // under which it was opened
 }
 
 // libraryVariable names an environment variable with the library to use.

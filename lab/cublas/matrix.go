@@ -3,8 +3,8 @@ package cublas
 // Matrix is a matrix of bfloat16 elements in device memory, in row-major order:
 // element (i, j) lies i*Stride + j elements behind the first.
 type Matrix struct {
-	Addr          uintptr
-	Rows, Columns int // as it is stored
+	Addr          uintptr // of the first element
+	Rows, Columns int     // as it is stored
 	// Stride is how many elements a row is from the next; 0 means Columns.
 	Stride int
 	// Transposed makes a factor count as its transpose.
@@ -22,19 +22,19 @@ func (m Matrix) stride() int {
 // operand is a factor as BLAS sees it: column-major, with the distance between
 // columns as leading dimension.
 type operand struct {
-	addr      uintptr
-	transpose bool
-	leading   int
+	addr      uintptr // of the first element
+	transpose bool    // it counts as its transpose
+	leading   int     // in elements
 }
 
 // gemm is a product as BLAS sees it: an m×n matrix, the sum over k.
 type gemm struct {
-	m int
-	n int
-	k int
-	a operand
-	b operand
-	c operand
+	m int     // rows of c
+	n int     // columns of c
+	k int     // columns of a, rows of b
+	a operand // m×k, once it is transposed
+	b operand // k×n, once it is transposed
+	c operand // the result
 }
 
 // newGEMM turns the row-major product c = a·b into a column-major one.

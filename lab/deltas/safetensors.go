@@ -22,10 +22,10 @@ type entry struct {
 
 // checkpoint is a file of safetensors.
 type checkpoint struct {
-	names    []string // in the order of data
-	entries  map[string]entry
-	metadata map[string]string
-	data     []byte
+	names    []string          // in the order of data
+	entries  map[string]entry  // by name of the tensor
+	metadata map[string]string // texts of the header, empty for none
+	data     []byte            // of all tensors, behind the header
 }
 
 // parse reads a file.

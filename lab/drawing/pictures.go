@@ -26,15 +26,15 @@ import (
 
 // entry is a picture of the documents.
 type entry struct {
-	file string // in docs
-	data string // in lab/results
-	draw func(path string) (*drawn, error)
+	file string                            // in docs
+	data string                            // in lab/results
+	draw func(path string) (*drawn, error) // of the data's path
 }
 
 // drawn is a picture, and a summary for those who do not see it.
 type drawn struct {
-	plot    *plot.Plot
-	summary string
+	plot    *plot.Plot // without the sizes of texts, which svg sets
+	summary string     // its text in the SVG
 }
 
 var entries = []entry{

@@ -15,10 +15,10 @@ import (
 
 // Curve is a line of [TimesAgainstSizes].
 type Curve struct {
-	Name   string
-	Color  int // the same for curves that belong together
-	Dashed bool
-	Points []bench.Result
+	Name   string         // in the legend
+	Color  int            // the same for curves that belong together
+	Dashed bool           // false for a solid line
+	Points []bench.Result // those without a size or time are not drawn
 }
 
 // TimesAgainstSizes draws curves on logarithmic axes. Curves with fewer than two points are left out.

@@ -11,7 +11,7 @@ import (
 // timers.
 type GPU struct {
 	*cublas.Handle
-	rt *cuda.Runtime
+	rt *cuda.Runtime // of the events; its owner closes it
 }
 
 var _ Compute = (*GPU)(nil)

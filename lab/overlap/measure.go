@@ -19,12 +19,12 @@ import (
 // session is one rank's part of a measurement.
 type session struct {
 	Rank
-	cfg    Config
-	model  *model
-	alone  *link // over Comm
-	side   *link // over Beside, or alone
-	clock  clock
-	trace  *Trace
+	cfg    Config          // of the measurement
+	model  *model          // what is computed; nil until init
+	alone  *link           // over Comm
+	side   *link           // over Beside, or alone
+	clock  clock           // of a round's steps
+	trace  *Trace          // of a traced step
 	stream uintptr         // the compute stream
 	line   *runtime.Tensor // what ranks reduce to start together
 }
@@ -138,14 +138,14 @@ func (s *session) close(ctx context.Context, failed bool) error {
 // link is a communicator and the gradients that it adds up.
 type link struct {
 	comm.Communicator
-	ops  comm.StreamSyncOps
-	sync *ddp.Gradients
+	ops  comm.StreamSyncOps // of the communicator
+	sync *ddp.Gradients     // reduces the gradients, and is closed with the session
 	// gradients are what it adds up.
 	gradients []*runtime.Tensor
 	// closes names the bucket that a gradient completes, if it does: gradients
 	// become ready in the order in which the buckets hold them.
 	closes []string
-	sparse bool
+	sparse bool // the gradients are reduced by a sparse pattern
 }
 
 // bucketName is how timelines call a bucket.
@@ -221,9 +221,9 @@ const (
 
 // phase is a kind of step.
 type phase struct {
-	name   phaseName
-	link   *link
-	traced bool
+	name   phaseName // in timelines
+	link   *link     // whose communicator a round waits for
+	traced bool      // a round ends with a step that is recorded
 	// passes is the part until the last product or gradient, tail what comes after it.
 	passes, tail func(context.Context, *Trace) error
 	// busy is the part until the last product in each round, in seconds.
@@ -295,8 +295,9 @@ func (s *session) overlap(ctx context.Context, t *Trace) error {
 // timing is a round of one phase: a step's mean time, and the time of the part until
 // the last product or gradient.
 type timing struct {
-	total, busy time.Duration
-	timeline    Timeline // of a traced phase
+	total    time.Duration // of a step
+	busy     time.Duration // of its part until the last product or gradient
+	timeline Timeline      // of a traced phase, otherwise zero
 }
 
 // round runs the steps of a round, and behind them, if the phase is traced, one

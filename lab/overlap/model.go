@@ -16,12 +16,12 @@ import (
 
 // product is one matrix product of a step.
 type product struct {
-	c        cublas.Matrix
-	a        cublas.Matrix
-	b        cublas.Matrix
-	kind     Kind
-	name     string
-	gradient int // the gradient that it completes, none if negative
+	c        cublas.Matrix // the result, a·b
+	a        cublas.Matrix // the first factor
+	b        cublas.Matrix // the second factor
+	kind     Kind          // Forward or Backward
+	name     string        // in timelines
+	gradient int           // the gradient that it completes, none if negative
 }
 
 // none marks a product that completes no gradient.
@@ -32,7 +32,7 @@ const none = -1
 // size, so the gradient of that output is the same everywhere, and the sum of
 // the ranks' gradients is their average.
 type model struct {
-	cfg      Config
+	cfg      Config    // layers, sizes, pattern and seed
 	products []product // of the forward, then of the backward pass
 	flops    float64   // of all products
 

@@ -122,8 +122,8 @@ func (c Config) Validate() error {
 
 // Rank is what one rank works with.
 type Rank struct {
-	Runtime runtime.Runtime
-	Compute Compute
+	Runtime runtime.Runtime // of a device with streams
+	Compute Compute         // on Runtime's device
 	// Comm communicates where nothing runs beside, with the library's own
 	// settings.
 	Comm comm.Communicator

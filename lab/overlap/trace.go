@@ -11,9 +11,9 @@ import (
 
 // clock hands out timers and takes all of them back at once.
 type clock struct {
-	device Compute
-	timers []uintptr
-	used   int
+	device Compute   // that makes the timers
+	timers []uintptr // all that were made
+	used   int       // how many of them, from the first on, are recorded
 }
 
 // record records a timer, in the way that its argument does, and returns it.
@@ -46,21 +46,22 @@ func (c *clock) close() error {
 // Trace records when the work of a step runs, by timers between the pieces on
 // all streams, one step after the other. A nil Trace records nothing.
 type Trace struct {
-	mu         sync.Mutex // stages come from another goroutine
-	clock      clock
-	ops        comm.StreamSyncOps
-	stream     uintptr // the compute stream
-	begin, end uintptr
-	marks      []mark
-	ready      []uintptr // of each sparse bucket: when its next stage can begin
+	mu     sync.Mutex         // stages come from another goroutine
+	clock  clock              // of the step; guarded by mu between Begin and End
+	ops    comm.StreamSyncOps // of the communicator; nil before Begin
+	stream uintptr            // the compute stream
+	begin  uintptr            // the timer before the step; 0 before the first Begin
+	end    uintptr            // the timer behind it; 0 before the first End
+	marks  []mark             // in the order of submission; guarded by mu between Begin and End
+	ready  []uintptr          // when the next stage of each sparse bucket can begin; guarded by mu, too
 }
 
 // mark is the end of a piece of work. The piece has no name if it is not to be shown.
 type mark struct {
-	timer uintptr
+	timer uintptr // when it ends
 	after uintptr // a timer on another stream, which the piece waited for, or 0
-	kind  Kind
-	name  string
+	kind  Kind    // whose lane it is on
+	name  string  // "" if it is not shown
 }
 
 // NewTrace makes a Trace with the device's timers.

@@ -32,7 +32,7 @@ const streamTile = 1 << 14
 
 // source is a [kernel.Source] whose numbers have been read.
 type source struct {
-	x      []float32
+	x      []float32   // what is selected from; sums with grad go there
 	grad   uintptr     // 0 if there is none, or it has been added
 	from   []float32   // what it is added to; x, or as long
 	keep   []float32   // gets what that is, if it is not empty

@@ -54,12 +54,12 @@ const longest = 4 << 20
 
 // probe is a rank's part of the program.
 type probe struct {
-	ops   []string // to compare
-	timed bool
-	base  comm.Communicator
-	rt    *cuda.Runtime
-	buf   uintptr   // of the longest message, and of the longest that is timed
-	out   io.Writer // rank 0's is the terminal
+	ops   []string          // to compare
+	timed bool              // times are printed, too
+	base  comm.Communicator // over NCCL, below the others
+	rt    *cuda.Runtime     // of the rank's GPU
+	buf   uintptr           // of the longest message, and of the longest that is timed
+	out   io.Writer         // rank 0's is the terminal
 }
 
 // run measures NCCL, then peer memory.
@@ -113,9 +113,9 @@ func (p *probe) measure(ctx context.Context, name string, c comm.Communicator) e
 
 // tally counts messages of one type and operation.
 type tally struct {
-	messages int
-	wrong    int // other than the reference
-	results  [][]byte
+	messages int      // compared
+	wrong    int      // other than the reference
+	results  [][]byte // that differ: one if all messages have the same
 }
 
 // compare compares messages with sums in the order of the ranks.
