@@ -34,7 +34,8 @@ import (
 // A small collective is complete when all ranks have told it: whoever does not find a part makes it. So nobody
 // depends on ranks that compute, and all agree on what was completed when the world fails.
 
-// isSmall reports whether a collective is one of these, on which ranks that agree on the call agree.
+// isSmall reports whether a collective is one of these, as barriers and allreduces of up to smallBytes (plan.go) are.
+// Ranks that agree on the call agree on that.
 func (w *world) isSmall(x *entry) bool {
 	if w.small == 0 || x.reduce == reductions.FixedPoint {
 		return false

@@ -96,8 +96,8 @@ type slot struct {
 	// preceding collective is done. It is 0 while the collective runs.
 	missing atomic.Int32
 	left    atomic.Int32 // chunks that are not done
-	plan    plan         // set by the last rank to arrive
-	calls   []entry      // by rank, each set by it when it arrives
+	plan    plan         // how the work is cut (plan.go); set by the last rank to arrive
+	calls   []entry      // what each rank calls (entry.go), by rank; set by it when it arrives
 	extras  []extra      // by rank, likewise
 	_       cacheLine
 }
@@ -230,7 +230,7 @@ type mailbox struct {
 
 // failure is why a world has aborted.
 type failure struct {
-	rank    int   // who caused it, or everyone
+	rank    int   // who caused it, or everyone, which is -1
 	culprit error // what that rank reports
 	peers   error // what the others report
 }

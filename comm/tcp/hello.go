@@ -59,7 +59,8 @@ func readRecord(rank int, text []byte) (r record, err error) {
 }
 
 // hello is what the dialing side says on a connection. It gets a verdict. One that asks for no
-// lanes is to measure the round trip, and another one follows.
+// lanes is to measure the round trip, and another one follows. It says which rank it comes from; that this is one of
+// the job, TLS has proved before ([store.TLS]).
 type hello struct {
 	Nonce    uint64 // of the record that it has read
 	Attempt  uint64 // grows with each, also from a process to the next one of its rank

@@ -363,7 +363,7 @@ func (p *pair) wakePartLanes(bytes int) {
 
 // sealed notes that a lane does not need the memory of a frame any more. Called by lane.seal, with sealing held.
 func (p *pair) sealed(f *outFrame) {
-	if f.wire != nil { // a control message
+	if f.wire != nil { // a control message; wire.Told tells whether any are left
 		f.wire.unsentControls.Add(-1)
 	}
 	if f.send == nil { // neither an announcement nor a part
@@ -526,7 +526,7 @@ func (p *pair) deliver(o *outgoing) {
 func (p *pair) post(w *wire, source int, r posted) (urgent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := &w.matchers[source]
+	m := &w.matchers[source] // the messages and receives that wait for each other, by tag
 	if in, ok := m.messages.Pop(r.tag); ok {
 		p.assign(in, r)
 		p.advance(in)

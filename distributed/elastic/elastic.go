@@ -36,13 +36,13 @@
 // # How it is written
 //
 //   - elastic.go, trainer.go: what a program calls
-//   - form.go: votes and new epochs
+//   - form.go: votes, and the communicator of a new epoch
 //   - await.go: the wait for a new epoch
 //   - state.go: what joining and leaving members exchange
 //   - coded.go: how tensors of floats are sent to those that join
 //   - standing.go: what a member says of itself in the store
 //   - valid.go: what members believe of what the store has
-//   - view.go: the next epoch, as a function of the entries in the store
+//   - view.go: the members of the next epoch and its first step, as a function of the entries in the store
 //   - reach.go: the members that an epoch leaves out, as nobody reaches them
 //   - boundary.go: what a waiting member does, as a function of these and of what it knows of itself
 //   - attend.go: sessions of the store
@@ -163,7 +163,7 @@ type Member struct {
 	mu          sync.Mutex       // guards what follows
 	kv          store.Store      // nil while the store is out of reach
 	session     time.Time        // when it began; zero before the first one
-	entries     map[string]entry // what the store has, by key
+	entries     map[string]entry // what the store has, by key (attend.go)
 	changed     chan struct{}    // closed by the next change
 	status      status           // of this member; but for Wishes, only the goroutine of Next and Commit changes it
 	statusClaim claim            // the status as it is, or is to be, in the store (publish.go)

@@ -12,7 +12,8 @@
 //   - engine.go: one rank's residual, kernels and communicator, with errors that stay; numbers.go: the few
 //     numbers on the device, and when the host reads them; lists.go: lists; wire.go: how they travel, rounded
 //     where they are.
-//   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
+//   - selector.go chooses entries, whose kernels subtract them from the residual (engine.source); momentum.go and
+//     clip.go are what happens to a gradient before.
 //   - allgather.go, gtopk.go, partitions.go and oktopk*.go are the exchanges (oktopk_budget.go: what it may
 //     send; oktopk_threshold.go: when and how it finds its thresholds), quantized.go has the exchange of dense steps
 //     whose values are rounded; grid.go: which pattern is which selector and exchange.

@@ -137,7 +137,7 @@ func (e *engine) countSquares(i int) {
 // any.
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
-	counts := e.host[e.nonFinite:][:e.size]
+	counts := e.host[e.nonFinite:][:e.size] // of each list, in the numbers as the host has read them last
 	if e.skip != e.ptr(e.nonFinite) && e.err == nil { // it is decided with other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
@@ -206,14 +206,15 @@ func (e *engine) source(g Input) kernel.Source {
 		From:   e.origin,
 		Take:   true,
 	}
-	if e.restores == keeping {
+	if e.restores == keeping { // for a rollback, the kernel copies the residual to the origin on its way
 		src.From = 0
 		src.Keep = e.origin
 	}
 	return src
 }
 
-// adds is do for a kernel that adds the gradient. If the residual is to be kept, it is in the origin then.
+// adds is do for a kernel that adds the gradient. If the residual is to be kept (rollback.go), it is in the origin
+// then.
 func (e *engine) adds(call func() error) {
 	e.do(call)
 	if e.err == nil && e.restores == keeping {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
@@ -316,4 +317,10 @@ func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, 
 		return 0, a.Err
 	}
 	return total[0], nil
+}
+
+// significant rounds to five significant digits, more than any measurement has.
+func significant(v float64) float64 {
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64)
+	return v
 }
