@@ -34,6 +34,8 @@ func (w *Wait) String() string {
 
 // waits are the waits of this process.
 var waits struct {
+	writes sync.Mutex // one answer at a time; taken before mu
+
 	mu      sync.Mutex
 	list    []*Wait // the outermost first; guarded by mu
 	listens bool    // a goroutine answers; guarded by mu
@@ -60,7 +62,8 @@ func isReserved(path string) bool {
 }
 
 // Begin begins a wait, which lasts until end is called. The first one has the process answer inquiries from then on, if
-// flight records are asked for (TUTTI_RECORD).
+// flight records are asked for (TUTTI_RECORD). end waits for an answer that is being written, and so for the texts of
+// other waits.
 func Begin(w Wait) (end func()) {
 	w.began = time.Now()
 	waits.mu.Lock()
@@ -71,6 +74,8 @@ func Begin(w Wait) (end func()) {
 		listen()
 	}
 	return func() {
+		waits.writes.Lock() // a process that ends during an answer would leave half a file
+		defer waits.writes.Unlock()
 		waits.mu.Lock()
 		defer waits.mu.Unlock()
 		if i := slices.Index(waits.list, &w); i >= 0 {
@@ -81,6 +86,8 @@ func Begin(w Wait) (end func()) {
 
 // answer writes the flight records of the ranks of this process that wait, and says so.
 func answer(reason string) {
+	waits.writes.Lock()
+	defer waits.writes.Unlock()
 	waits.mu.Lock()
 	list := slices.Clone(waits.list)
 	waits.mu.Unlock()

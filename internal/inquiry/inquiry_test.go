@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -51,6 +52,34 @@ func TestAnswer(t *testing.T) {
 	end()
 	answer("again")
 	assert.Len(t, logged.Lines("wrote where"), 2)
+}
+
+// TestEndWaitsForTheAnswer: the file of an answer that has begun is whole when the wait ends: the process may end then.
+func TestEndWaitsForTheAnswer(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(env.RecordDir, dir)
+	logtest.Capture(t)
+	asked := make(chan struct{})
+	release := make(chan struct{})
+	end := Begin(Wait{Rank: 1, Size: 2, Text: func() string {
+		close(asked)
+		<-release
+		return "in a round"
+	}})
+	go answer("a test")
+	<-asked
+	found := make(chan error, 1)
+	go func() {
+		end()
+		_, err := os.Stat(dump.Path(dir, 1))
+		found <- err
+	}()
+	runtime.Gosched()
+	close(release)
+	require.NoError(t, <-found)
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Len(t, files, 1)
 }
 
 // TestReserved: the record of a communicator is not replaced by that of a later wait, which is said.
