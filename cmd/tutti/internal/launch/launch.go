@@ -192,6 +192,7 @@ type agent struct {
 	strangers  repeats.Log           // launchers of other versions
 	running    atomic.Pointer[group] // nil while no ranks run
 	outgoing   chan string           // user signals for the other launchers, by name; some room
+	posts      chan lastPost         // the last one, where no session posts; room for one
 	heard      atomic.Uint64         // version in the store of the last user signal of another launcher; 0: none
 	silent     []string              // keys of machines whose launchers did not answer at the end
 	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
@@ -200,6 +201,12 @@ type agent struct {
 	out        *outlet               // of the ranks' output
 	err        *outlet               // of the ranks' errors, and of what the launcher says
 	notes      io.Writer             // what the launcher says
+}
+
+// lastPost is how far this launcher's user signals have come to the store.
+type lastPost struct {
+	unanswered string // the signal whose post was not answered; "" is none
+	version    uint64 // in the store, of the one before; 0: none
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
@@ -211,9 +218,11 @@ func newAgent(cfg Config) *agent {
 		began:  time.Now(),
 
 		outgoing: make(chan string, 8),
+		posts:    make(chan lastPost, 1),
 		out:      newOutlet(cfg.Out),
 		err:      newOutlet(cfg.Err),
 	}
+	a.posts <- lastPost{}
 	a.notes = note{a.err}
 	var err error
 	if a.host, err = os.Hostname(); err != nil {

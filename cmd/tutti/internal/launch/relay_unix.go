@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/ranks"
@@ -107,17 +108,42 @@ func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	if err != nil {
 		return err
 	}
-	go func() {
-		for {
+	go a.post(kv)
+	return nil
+}
+
+// post tells the other launchers of this one's user signals until a session of the store ends, after the sessions before
+// it. A signal whose post was not answered is posted again, by the next session too: unless the store has it.
+func (a *agent) post(kv *store.Client) {
+	last := <-a.posts
+	defer func() { a.posts <- last }()
+	for {
+		if last.unanswered == "" {
 			select {
-			case name := <-a.outgoing:
-				kv.Post(a.relayKey(), []byte(name))
+			case last.unanswered = <-a.outgoing:
 			case <-kv.Done():
 				return
 			}
 		}
-	}()
-	return nil
+		// No other launcher writes the key: where its version is another one, an earlier post was done.
+		name := []byte(last.unanswered)
+		now, _, err := kv.CompareAndSet(context.Background(), a.relayKey(), last.version, name)
+		switch {
+		case kv.Err() != nil && err != nil:
+			return
+		case undone(err):
+			select {
+			case <-time.After(storeRetry):
+			case <-kv.Done():
+			}
+			continue
+		case err != nil:
+			fmt.Fprintf(a.notes, "tutti: the other machines are not told of signal %s: %v\n", last.unanswered, err)
+		default:
+			last.version = now.Version
+		}
+		last.unanswered = ""
+	}
 }
 
 // relay gives user signals of this launcher to the first host's, which tells the others, until stop is called.

@@ -328,6 +328,10 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 	}
 }
 
+// undone reports whether the store has not done a request, and may do it later: etcd refuses some while it elects a
+// leader. What it refuses for good is another error.
+func undone(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
+
 // join begins a session of the store, in which this machine is one of the job's. The session is nil if nobody answers.
 func (a *agent) join(ctx context.Context, conf *tls.Config) error {
 	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: "a launcher of " + a.host + ", " + rand.Text()}
