@@ -112,8 +112,8 @@ func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	return nil
 }
 
-// post tells the other launchers of this one's user signals until a session of the store ends, after the sessions before
-// it. A signal whose post was not answered is posted again, by the next session too: unless the store has it.
+// post tells the other launchers of this one's user signals until a session of the store ends, after the sessions
+// before it. A signal whose post was not answered is posted again, by the next session too: unless the store has it.
 func (a *agent) post(kv *store.Client) {
 	last := <-a.posts
 	defer func() { a.posts <- last }()

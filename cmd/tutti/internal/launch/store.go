@@ -310,7 +310,8 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 }
 
 // dial joins the store that the first machine keeps, or other processes serve. An elastic job goes on at the next of
-// these when one is lost meanwhile: what a session has said already is said once more, and changes nothing.
+// these when one is lost meanwhile, and tries again where the store refuses a request that it may do later: what a
+// session has said already is said once more, and changes nothing.
 func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 	for {
 		err := a.join(ctx, conf)
@@ -321,9 +322,18 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 			return err
 		}
 		lost := a.kv.Err() != nil
+		retry := lost || undone(err)
 		err = errors.Join(err, a.kv.Close())
-		if !lost || !a.Served || a.Min == 0 || ctx.Err() != nil {
+		if !retry || !a.Served || a.Min == 0 || ctx.Err() != nil {
 			return err
+		}
+		if lost {
+			continue
+		}
+		select {
+		case <-time.After(storeRetry):
+		case <-ctx.Done():
+			return fmt.Errorf("%w; the store's last refusal: %w", comm.ContextError(ctx), err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package launch
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -30,6 +31,8 @@ type service struct {
 	proxies   []*store.Proxy
 	lost      atomic.Bool // the first proxy, in a request that it does and does not answer
 	last      string      // prefix of the key in that request; "" is none
+	refusal   error       // which it answers that request with, instead of being lost; nil is none
+	refused   atomic.Bool // it has
 
 	mu       sync.Mutex
 	stores   map[string]*store.Server // by job; guarded by mu
@@ -58,6 +61,45 @@ func (s *service) lose(proxy int) {
 			_ = kv.Close()
 		}
 	})
+}
+
+// refusing is a session of the first proxy that refuses a request, which it has done all the same, and lasts.
+type refusing struct {
+	*store.Client
+	service *service
+}
+
+// refuse returns the error of a request for a key.
+func (l refusing) refuse(key string, err error) error {
+	if strings.HasPrefix(key, l.service.last) && !l.service.refused.Swap(true) {
+		return l.service.refusal
+	}
+	return err
+}
+
+func (l refusing) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+	return l.refuse(key, l.Client.Set(ctx, key, value, options...))
+}
+
+func (l refusing) CompareAndSet(
+	ctx context.Context,
+	key string,
+	version uint64,
+	value []byte,
+	options ...store.Option,
+) (store.Entry, bool, error) {
+	now, ok, err := l.Client.CompareAndSet(ctx, key, version, value, options...)
+	return now, ok, l.refuse(key, err)
+}
+
+func (l refusing) List(ctx context.Context, prefix string) ([]store.Entry, error) {
+	listed, err := l.Client.List(ctx, prefix)
+	return listed, l.refuse(prefix, err)
+}
+
+func (l refusing) Watch(ctx context.Context, prefix string, f func(store.Event)) (stop func(), err error) {
+	stop, err = l.Client.Watch(ctx, prefix, f)
+	return stop, l.refuse(prefix, err)
 }
 
 // losing is a session of the first proxy, which is lost in a request: what that asked for is done, and not answered.
@@ -124,10 +166,13 @@ func newLosingService(t *testing.T, last string) *service {
 		require.NoError(t, err)
 		p := store.NewProxy(elastic.DefaultSilence, func(_ context.Context, job string) (store.Backend, error) {
 			kv := s.open(i, job)
-			if i == 0 && s.last != "" {
-				return losing{kv, s}, nil
+			switch {
+			case i > 0 || s.last == "":
+				return kv, nil
+			case s.refusal != nil:
+				return refusing{kv, s}, nil
 			}
-			return kv, nil
+			return losing{kv, s}, nil
 		})
 		p.Serve(l, conf)
 		t.Cleanup(func() { _ = p.Close() })
@@ -218,11 +263,13 @@ func TestServedElastic(t *testing.T) {
 	require.ErrorContains(t, err, "has ended")
 }
 
+// joining are the keys of the requests of a launcher that joins.
+var joining = []string{"elastic/", jobKey, ranksKey, machines, relayed}
+
 // TestServedWhileJoining: launchers of an elastic job go on at the next address of its store when theirs is lost while
 // they join, at whatever request that is.
 func TestServedWhileJoining(t *testing.T) {
-	requests := []string{"elastic/", jobKey, ranksKey, machines, relayed}
-	for _, key := range requests {
+	for _, key := range joining {
 		t.Run(strings.Trim(key, "/"), func(t *testing.T) {
 			s := newLosingService(t, key)
 			a := begin(t, t.Context(), "elastic", s.elastic)
@@ -232,6 +279,31 @@ func TestServedWhileJoining(t *testing.T) {
 			assert.True(t, s.lost.Load(), "the first proxy was not lost: nothing was tried")
 		})
 	}
+}
+
+// TestElectionWhileJoining: launchers of an elastic job try again when a store that elects a leader refuses a request
+// while they join, at whatever request that is.
+func TestElectionWhileJoining(t *testing.T) {
+	for _, key := range joining {
+		t.Run(strings.Trim(key, "/"), func(t *testing.T) {
+			s := newLosingService(t, key)
+			s.refusal = fmt.Errorf("etcd: %w: etcdserver: no leader", comm.ErrPeerFailed)
+			a := begin(t, t.Context(), "elastic", s.elastic)
+			b := begin(t, t.Context(), "elastic", s.elastic)
+			require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+			require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+			assert.True(t, s.refused.Load(), "nothing was refused: nothing was tried")
+		})
+	}
+}
+
+// TestRefusedWhileJoining: a launcher whose request the store refuses for good ends with that error.
+func TestRefusedWhileJoining(t *testing.T) {
+	s := newLosingService(t, jobKey)
+	s.refusal = fmt.Errorf("etcd: %w: etcdserver: permission denied", fs.ErrPermission)
+	err := begin(t, t.Context(), "elastic", s.elastic).wait(t)
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "permission denied")
 }
 
 // TestNoName: a store that a launcher keeps has no job with a name.
