@@ -46,6 +46,9 @@ func (f InFlight) String() string {
 	if unnamed := len(f.Messages) - named; unnamed > 0 {
 		parts = append(parts, fmt.Sprintf("%d more messages", unnamed))
 	}
+	if f.Number == 0 {
+		parts = append(parts, f.Reports...)
+	}
 	switch {
 	case f.Behind == 1:
 		parts = append(parts, "1 operation behind that")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"runtime"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
@@ -12,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/networktest"
 )
 
 // TestBursts submits more short calls before a wait than the socket takes: what a rank sends of its own
@@ -50,5 +53,31 @@ func TestBursts(t *testing.T) {
 			}
 			return c.Sync(ctx)
 		}))
+	}
+}
+
+// TestReversed: a rank that receives in the reverse order of the sends, and waits for each, is told that the window of
+// early messages is full, and what to do.
+func TestReversed(t *testing.T) {
+	const count = 20_000 // of which the window takes 4 MiB / 256
+	rt := hosttest.NewRuntime(t)
+	p := hosttest.Allocate(t, rt, 1)
+	ranks := open(t, 2, over(new(networktest.Pipes)))
+	for tag := range uint32(count) {
+		require.NoError(t, ranks[1].Send(p, 1, dtype.U8, 0, tag))
+	}
+	require.NoError(t, ranks[0].Recv(p, 1, dtype.U8, 1, count-1))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		assert.Eventually(t, func() bool { return tcp.Early(ranks[0], 1) > 0 }, time.Minute, time.Millisecond)
+	}()
+	err := ranks[0].Sync(ctx)
+	require.ErrorIs(t, err, comm.ErrCanceled)
+	require.ErrorContains(t, err, "bytes of messages have come from rank 1 before their receives, and no more fit: ")
+	require.ErrorContains(t, err, "post receives in the order of the sends, or before them")
+	for _, c := range ranks {
+		_ = c.Close() // the rank whose sends were not received has an error
 	}
 }

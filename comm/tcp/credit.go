@@ -56,6 +56,16 @@ func (c *credit) charge(eager int) { c.used += messageBytes + eager }
 // held.
 func (c *credit) free(eager int) { c.freed += messageBytes + eager }
 
+// early returns the bytes of early messages of the peer, announcements included, if it has no credit for another one;
+// 0 otherwise. Called by wire.Early; mu is held.
+func (c *credit) early() int {
+	bytes := c.used - c.freed
+	if bytes <= c.window-messageBytes {
+		return 0
+	}
+	return bytes
+}
+
 // due reports whether the peer needs its credit back now: a fourth of the window, or anything if it has
 // none to announce a message. Called by pair.choose, chooseMessages and urgent; mu is held.
 func (c *credit) due() bool {

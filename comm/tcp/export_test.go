@@ -35,6 +35,9 @@ func Stuck(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { stuck = before })
 }
 
+// Early is how many bytes of messages have come from a rank before their receives, if no more fit; 0 otherwise.
+func Early(c comm.Communicator, rank int) int { return c.(*communicator).e.wire.Early(rank) }
+
 // Lanes is the number of connections to the last other rank.
 func Lanes(c comm.Communicator) (n int) {
 	for _, p := range c.(*communicator).e.wire.pairs {

@@ -265,6 +265,14 @@ func (w *wire) Gone(rank int) error {
 	return gone
 }
 
+// Early implements [schedule.Bounded].
+func (w *wire) Early(rank int) int {
+	p := w.pairs[rank]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.credit.early()
+}
+
 // complete notes a message that is done. Called by the outbox and the inbox, with pair.mu held.
 func (w *wire) complete(id, bytes int) {
 	w.mu.Lock()

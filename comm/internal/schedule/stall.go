@@ -91,14 +91,7 @@ func (e *Engine) latecomers(f backend.InFlight) []int {
 		o := e.oldest()
 		return m != nil && o != nil && m.number >= o.number
 	}
-	late := f.Missing
-	for _, m := range f.Messages {
-		if m.Op == comm.OpRecv {
-			late = append(late, m.Peer)
-		}
-	}
-	slices.Sort(late)
-	return slices.DeleteFunc(slices.Compact(late), func(r int) bool { return r == e.rank || waits(r) })
+	return slices.DeleteFunc(sources(f), func(r int) bool { return r == e.rank || waits(r) })
 }
 
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
@@ -131,8 +124,36 @@ func (e *Engine) describe() (f backend.InFlight) {
 	for _, o := range slices.SortedFunc(slices.Values(e.transfers), byNumber) {
 		f.Messages = append(f.Messages, o.call())
 	}
+	f.Reports = append(f.Reports, e.crowded(f)...)
 	f.Behind = len(e.queued.all.All()) + max(len(e.running)-1, 0)
 	return f
+}
+
+// crowded says which ranks that a wait waits for can send nothing, for want of receives for what they have sent.
+func (e *Engine) crowded(f backend.InFlight) (reports []string) {
+	wire, ok := e.wire.(Bounded)
+	if !ok {
+		return nil
+	}
+	for _, r := range sources(f) {
+		if bytes := wire.Early(r); bytes > 0 {
+			reports = append(reports, fmt.Sprintf("%d bytes of messages have come from rank %d before their receives, "+
+				"and no more fit: post receives in the order of the sends, or before them", bytes, r))
+		}
+	}
+	return reports
+}
+
+// sources are the ranks from which something is to come, sorted.
+func sources(f backend.InFlight) []int {
+	all := slices.Clone(f.Missing)
+	for _, m := range f.Messages {
+		if m.Op == comm.OpRecv {
+			all = append(all, m.Peer)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // compare finds the first call in which this rank and one that has sent a status report

@@ -88,6 +88,13 @@ type Looker interface {
 	Moved() bool
 }
 
+// Bounded is implemented by wires that bound the memory for messages that come before their receives.
+type Bounded interface {
+	// Early returns how many bytes of messages have come from a rank before their receives, if there is no room for
+	// another one, which waits then; and 0 otherwise. Messages of other communicators count as well.
+	Early(rank int) (bytes int)
+}
+
 // Message is a message as the wire sees it.
 type Message struct {
 	Peer    int     // the rank that it goes to or comes from
