@@ -15,7 +15,7 @@ var (
 	// ErrForeignPointer: the runtime never handed out that address.
 	ErrForeignPointer = errors.New("pointer was not allocated by this runtime")
 	// ErrLeak: memory was still live at Close.
-	ErrLeak = errors.New("memory still live")
+	ErrLeak = errors.New("memory still live: free tensors, close communicators and exchanges first")
 	// ErrArgument: an argument is out of range.
 	ErrArgument = errors.New("invalid argument")
 	// ErrFreed: a tensor was used after Free.

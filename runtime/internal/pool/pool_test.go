@@ -71,6 +71,7 @@ func TestCloseReturnsLeakedMemory(t *testing.T) {
 		err := p.Close()
 		require.ErrorIs(t, err, runtime.ErrLeak)
 		assert.ErrorContains(t, err, "test: closed with 3 allocations")
+		assert.ErrorContains(t, err, "memory still live: free tensors, close communicators and exchanges first")
 		assert.Zero(t, s.bytes)
 		assert.Equal(t, runtime.Stats{PeakBytes: p.Stats().PeakBytes, Allocations: 3}, p.Stats())
 	})
