@@ -148,21 +148,19 @@ func (m *member) Residuals() ([]*runtime.Tensor, error) {
 // Hash is what members compare, as [elastic.Trainer] says.
 func (m *member) Hash(context.Context) (uint64, error) { return m.hash(), nil }
 
-// RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
-// stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
-func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
+// membership is what a member has from the environment that a launcher gives it.
+func membership(rt runtime.Runtime, cfg Config) (elastic.Config, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
-		return err
+		return elastic.Config{}, err
 	}
-	rt := cpu.New()
 	conf, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
 	if err != nil {
-		return err
+		return conf, err
 	}
 	links := tcp.Config{TLS: conf.TLS, Silence: elastic.DefaultSilence}
 	if err := links.ReadEnv(os.Getenv, job.LocalRank); err != nil {
-		return err
+		return conf, err
 	}
 	conf.Silence = links.Silence // slow links make all times of a member longer
 	conf.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
@@ -171,6 +169,17 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		c.WorldSize = p.Size
 		c.World = p.World
 		return tcp.New(ctx, kv, c)
+	}
+	return conf, nil
+}
+
+// RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
+// stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
+func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
+	rt := cpu.New()
+	conf, err := membership(rt, cfg)
+	if err != nil {
+		return err
 	}
 	t, err := newMember(ctx, rt, cfg, observer)
 	if err != nil {
