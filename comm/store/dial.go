@@ -58,7 +58,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	d.Addresses = d.candidates()
 	hello := d.hello()
 	var log repeats.Log
-	var last []error // of the last whole round
+	var last []error  // of the last whole round
+	var refused error // the last refusal with a reason; nil before
 	var tried atomic.Pointer[error]
 	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
 	reminder := waiting.Remind()
@@ -89,15 +90,12 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			case r.proven:
 				return nil, err
 			default:
-				sure = sure && r.reason != gate.Silence // the store hangs up as well, on some of a crowd
-				if times, due := log.Count(r.reason); due {
-					slog.Warn(
-						"store: looking for the job's store, found somebody else",
-						"at", r.by,
-						"reason", r.reason,
-						"times", times,
-					)
+				if r.reason == gate.Silence { // the store hangs up as well, on some of a crowd
+					sure = false
+				} else {
+					refused = err
 				}
+				r.warn(&log)
 			}
 			now = append(now, err)
 			d.remind(reminder, now)
@@ -117,11 +115,28 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			return nil, fmt.Errorf(
 				"%w; last attempts to reach the job's store: %w",
 				comm.ContextError(ctx),
-				errors.Join(last...),
+				errors.Join(after(refused, last)...),
 			)
 		case <-time.After(wait):
 		}
 	}
+}
+
+// warn says that somebody else than the job's store was found, ever more rarely.
+func (r *refusal) warn(log *repeats.Log) {
+	times, due := log.Count(r.reason)
+	if due {
+		slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
+	}
+}
+
+// after adds a refusal of an earlier round to the errors of the last one, in which nobody may answer any more.
+func after(refused error, last []error) []error {
+	var r *refusal
+	if refused == nil || errors.As(errors.Join(last...), &r) {
+		return last
+	}
+	return append(last, fmt.Errorf("before: %w", refused))
 }
 
 // candidates are the addresses to try: those of a link on each interface of this host.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,4 +58,43 @@ func TestSearchIsSaid(t *testing.T) {
 		require.ErrorIs(t, <-failed, comm.ErrCanceled)
 	})
 	assert.Contains(t, log.Lines("trying again")[0], "deadline exceeded")
+}
+
+// fading is a network in which a store answers once, and nobody after that.
+type fading struct {
+	store string       // its address
+	end   func()       // called after some attempts in vain
+	dials atomic.Int32 // so far
+}
+
+// Dial implements Network.
+func (f *fading) Dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	switch f.dials.Add(1) {
+	case 1:
+		return new(net.Dialer).DialContext(ctx, network, f.store)
+	case 7:
+		f.end()
+	}
+	return nil, syscall.ECONNREFUSED
+}
+
+// Listen implements Network.
+func (*fading) Listen(string, string) (net.Listener, error) { return nil, errors.ErrUnsupported }
+
+// Why a store has refused this process is said at the end, though that store has ended meanwhile.
+func TestRefusalOutlivesTheStore(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := NewServer(Options{})
+	defer server.Close() //nolint:errcheck // nobody is served
+	server.Serve(l, mustTLS(t, "another secret"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d := dialer(t, "10.0.0.1:29400", "s", "rank 1")
+	d.Addresses = append(d.Addresses, "10.0.0.1:29401")
+	d.Network = &fading{store: l.Addr().String(), end: cancel}
+	_, err = d.Dial(ctx)
+	require.ErrorIs(t, err, comm.ErrCanceled)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	require.ErrorContains(t, err, "it knows another secret")
 }

@@ -686,7 +686,8 @@ func (a *agent) attend(ctx context.Context) (context.Context, error) {
 	}
 	complete, cancel := context.WithCancelCause(lasting)
 	lose := func(key string) {
-		text := fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", a.plan.Machines[key].Host)
+		m := a.plan.Machines[key]
+		text := fmt.Sprintf("the launcher of %s (%s) has ended, or its machine cannot be reached", m.Host, m.Address)
 		cancel(&End{Text: text, Code: 1})
 	}
 	_, err := a.kv.Watch(complete, machines, func(e store.Event) {

@@ -852,7 +852,7 @@ func TestALostMachine(t *testing.T) {
 	require.Error(t, lost.Wait()) // waits until its ranks, which have its output, are gone
 	end := ended(t, a.wait(t))
 	assert.Equal(t, 1, end.Code)
-	assert.Regexp(t, regexp.MustCompile("the launcher of .* has ended, or its machine cannot be reached"), end.Error())
+	assert.Regexp(t, regexp.MustCompile(`the launcher of \S+ \(127\.0\.0\.1\) has ended, or its machine cannot be reached`), end.Error())
 }
 
 // The first machine's launcher ends in the same way for the others.

@@ -36,7 +36,7 @@ func newBetween(t *testing.T) *between {
 	a.plan = plan{
 		Size:     2,
 		First:    map[string]int{a.key: 0, b.second: 1},
-		Machines: map[string]machine{a.key: {Host: "one", Ranks: 1}, b.second: {Host: "two", Ranks: 1}},
+		Machines: map[string]machine{a.key: {Host: "one", Address: "10.0.0.1", Ranks: 1}, b.second: {Host: "two", Address: "10.0.0.2", Ranks: 1}},
 		Restarts: 5,
 	}
 	require.NoError(t, a.kv.Set(t.Context(), a.key, nil, store.Lease))
@@ -80,7 +80,7 @@ func TestAMachineLostBetweenRounds(t *testing.T) {
 				ends <- end
 			}()
 			lose(t, b, kv)
-			want := End{Text: "the launcher of two " + lostText, Code: 1}
+			want := End{Text: "the launcher of two (10.0.0.2) " + lostText, Code: 1}
 			select {
 			case end := <-ends:
 				assert.Equal(t, want, end)
@@ -102,7 +102,7 @@ func TestAMachineLostBeforeTheFirstRound(t *testing.T) {
 	complete, err := b.attend(t.Context())
 	require.NoError(t, err)
 	require.Error(t, complete.Err())
-	assert.Equal(t, "the launcher of two "+lostText, lost(complete).Text)
+	assert.Equal(t, "the launcher of two (10.0.0.2) "+lostText, lost(complete).Text)
 }
 
 // A launcher that does not lead learns from a served store that the leader has left between two rounds.
@@ -127,7 +127,7 @@ func TestALeaderLostBetweenRounds(t *testing.T) {
 	require.NoError(t, leader.Close())
 	select {
 	case end := <-ends:
-		assert.Equal(t, "the launcher of one "+lostText, end.Text)
+		assert.Equal(t, "the launcher of one (10.0.0.1) "+lostText, end.Text)
 	case <-time.After(time.Minute):
 		t.Fatal("the loss is not noticed")
 	}

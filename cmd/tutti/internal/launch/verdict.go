@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
@@ -231,8 +232,8 @@ func (c *court) succeeded() (all []int) {
 func (c *court) stopped() string {
 	for _, key := range c.plan.keys() {
 		for _, s := range c.all[key].Stopped {
-			return fmt.Sprintf("%s: process %d is stopped%s; --tcp-silence has others wait longer for it",
-				c.plan.place(s.Rank), s.PID, c.said(s.Rank))
+			return fmt.Sprintf("%s: process %d is stopped%s; %s has others wait longer for it",
+				c.plan.place(s.Rank), s.PID, c.said(s.Rank), c.patience(s.Rank))
 		}
 	}
 	return ""
@@ -379,6 +380,16 @@ func (c *court) said(rank int) string {
 		}
 	}
 	return ""
+}
+
+// patience is the setting that bounds how long others wait for a rank that does nothing.
+func (c *court) patience(rank int) string {
+	for _, r := range c.reports {
+		if r.About == rank && (r.Kind == fault.Unreached || r.Kind == fault.Tried) {
+			return env.ConnectTimeout
+		}
+	}
+	return "--tcp-silence"
 }
 
 // credible reports whether nobody had lost a rank before it reported another one: one that was frozen takes others for

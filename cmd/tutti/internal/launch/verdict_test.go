@@ -94,6 +94,11 @@ func TestVerdicts(t *testing.T) {
 			one: victim, two: evidence{Stopped: []stoppedRank{{2, 77}}}, reports: lost(2, 0, 1), code: 1, restarts: true,
 			text: "rank 2 on two (10.0.0.2): process 77 is stopped: " + silence + ", says rank 0 on one (10.0.0.1); --tcp-silence has others wait longer for it",
 		},
+		"one that was stopped before it had connected": {
+			one: victim, two: evidence{Stopped: []stoppedRank{{2, 77}}}, code: 1, restarts: true,
+			reports: []fault.Report{{By: 0, About: 2, Kind: fault.Unreached, Reason: "it has not connected"}},
+			text:    "rank 2 on two (10.0.0.2): process 77 is stopped: it has not connected, says rank 0 on one (10.0.0.1); TUTTI_CONNECT_TIMEOUT has others wait longer for it",
+		},
 		"a machine that is cut off": {
 			one: victim, silent: true, reports: append(lost(2, 0), lost(3, 0, 1)...), code: 1,
 			text: "rank 3 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
