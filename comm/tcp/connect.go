@@ -271,12 +271,13 @@ func (h heardError) Error() string { return "it reports that this rank " + strin
 // triedError is the error of an attempt to connect to another rank at each of its addresses.
 type triedError struct {
 	addresses []string // that were tried
-	cause     error    // of the last failure
+	cause     error    // of the failures, one a line
 }
 
-// Error implements error.
+// Error implements error. It is one line: other ranks get it as a report.
 func (t *triedError) Error() string {
-	return fmt.Sprintf("cannot be reached at %v: %v", t.addresses, t.cause)
+	cause := strings.ReplaceAll(t.cause.Error(), "\n", "; ")
+	return fmt.Sprintf("cannot be reached at %v: %s", t.addresses, cause)
 }
 
 // Unwrap returns the cause.
@@ -363,12 +364,10 @@ func (k *connector) failure(ctx context.Context, m missingRanks, lost error) err
 		return cause
 	}
 	if lost != nil {
-		return fmt.Errorf("%v: %w", m, lost)
+		// The rank that serves the store may have waited for this one in vain, and have ended first.
+		return fmt.Errorf("%w; the store was lost meanwhile: %w", m.reason(), lost)
 	}
-	err := fmt.Errorf("%w: %v", comm.ContextError(ctx), m)
-	if trouble := m.trouble(); trouble != nil {
-		err = fmt.Errorf("%w; %w", err, trouble)
-	}
+	err := fmt.Errorf("%w: %w", comm.ContextError(ctx), m.reason())
 	if k.node.report != nil && errors.Is(err, comm.ErrTimeout) {
 		k.node.report(k.unreachedReports(m.unreached))
 	}
@@ -409,6 +408,18 @@ func (m missingRanks) none() bool { return m.unreached == nil && m.lost == nil }
 // trouble is why the first of them is missing, nil if that is not known.
 func (m missingRanks) trouble() error {
 	return cmp.Or(m.unreachedTrouble, m.lostTrouble)
+}
+
+// reason names the ranks, and says why the first of them is missing and what may help.
+func (m missingRanks) reason() error {
+	trouble := m.trouble()
+	switch {
+	case trouble == nil:
+		return errors.New(m.String())
+	case strings.Contains(trouble.Error(), "i/o timeout"): // text, since another rank may have reported it
+		return fmt.Errorf("%v; %w (does a firewall let the machines reach each other?)", m, trouble)
+	}
+	return fmt.Errorf("%v; %w", m, trouble)
 }
 
 // String names the ranks.
@@ -465,7 +476,8 @@ func (k *connector) call(ctx context.Context, p *pair) error {
 			case <-ctx.Done():
 			case <-p.retry:
 			}
-		case !waiting.Over(ctx): // which would be the reason otherwise, instead of what has kept this rank waiting
+		case !waiting.Over(ctx) && k.kv.Err() == nil:
+			// Either end would be the reason otherwise, instead of what has kept this rank waiting.
 			k.note(p, err)
 			_, due := failures.Count(err.Error())
 			if tried := new(triedError); due && errors.As(err, &tried) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/networktest"
 )
 
 // lonely is rank 0 of two, which waits for the other one, and what somebody who knows the secret may say to it.
@@ -211,6 +213,98 @@ func TestLostStore(t *testing.T) {
 	}
 	require.NoError(t, server.Close())
 	all.Wait()
+}
+
+// dropping is a network whose firewall drops what ranks send.
+type dropping struct{ networktest.Pipes }
+
+func (*dropping) Dial(_ context.Context, network, address string) (net.Conn, error) {
+	a, err := net.ResolveTCPAddr(network, address)
+	if err != nil {
+		return nil, err
+	}
+	return nil, &net.OpError{Op: "dial", Net: network, Addr: a, Err: os.ErrDeadlineExceeded}
+}
+
+// counted is a store that tells a test of each attempt to connect, which begins with a Get.
+type counted struct {
+	store.Store
+	attempts chan<- struct{}
+}
+
+func (c counted) Get(ctx context.Context, key string) ([]byte, error) {
+	select {
+	case c.attempts <- struct{}{}:
+	case <-c.Done():
+	case <-ctx.Done():
+	}
+	return c.Store.Get(ctx, key)
+}
+
+// A rank that loses the store, as rank 0 has waited in vain and ended, says first what has kept it waiting itself.
+func TestLostStoreIsNoReason(t *testing.T) {
+	const (
+		tried = "cannot be reached at [10.0.0.1:29500 10.0.1.1:29500]: " +
+			"dial tcp 10.0.0.1:29500: i/o timeout; dial tcp 10.0.1.1:29500: i/o timeout"
+		gone = "; the store was lost meanwhile: peer failed: the job's store does not answer"
+	)
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		addresses []string // of rank 0; nil if it has published none
+		attempts  int      // that rank 1 has begun when the store is lost
+		want      string
+	}{
+		"a firewall": {
+			addresses: []string{"10.0.0.1:29500", "10.0.1.1:29500"},
+			attempts:  2,
+			want:      "no connection to rank 0; rank 0: " + tried + " (does a firewall let the machines reach each other?)" + gone,
+		},
+		"no address": {
+			attempts: 1,
+			want:     "no connection to rank 0; rank 0: it has published no address" + gone,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := store.NewServer(store.Options{})
+			l, err := net.Listen("tcp", "localhost:0")
+			require.NoError(t, err)
+			server.Serve(l, conf)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			observer := server.Local("observer")
+			if test.addresses != nil {
+				text, err := json.Marshal(record{protocol, 1, test.addresses})
+				require.NoError(t, err)
+				require.NoError(t, observer.Set(ctx, "tcp//0", text))
+			}
+			kv, err := store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: "1"}.Dial(ctx)
+			require.NoError(t, err)
+			attempts := make(chan struct{})
+			failed := make(chan error, 1)
+			go func() {
+				_, err := New(ctx, counted{kv, attempts}, Config{Rank: 1, WorldSize: 2, TLS: conf, Network: new(dropping)})
+				failed <- err
+			}()
+			for range test.attempts {
+				select {
+				case <-attempts:
+				case err := <-failed:
+					require.FailNow(t, "rank 1 does not wait", "%v", err)
+				}
+			}
+			if test.addresses != nil {
+				text, err := observer.Get(ctx, "tcp//reports/0/1")
+				require.NoError(t, err)
+				assert.Equal(t, tried, string(text), "what rank 0 hears")
+			}
+			require.NoError(t, server.Close())
+			err = <-failed
+			require.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.NotErrorIs(t, err, comm.ErrTimeout)
+			assert.ErrorContains(t, err, test.want)
+		})
+	}
 }
 
 // fickle is a forwarder that hangs up on some of those who connect, as a gate does where it is crowded.

@@ -59,7 +59,7 @@ func TestRanksBehindFirewall(t *testing.T) {
 			_, err := New(ctx, kv, Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: []string{droppedAddress, "localhost"}[rank]})
 			assert.ErrorIs(t, err, comm.ErrCanceled)
 			assert.ErrorContains(t, err, droppedAddress)
-			assert.ErrorContains(t, err, "timeout")
+			assert.ErrorContains(t, err, "timeout (does a firewall let the machines reach each other?)")
 		})
 	}
 	for rank, text := range map[string]string{
