@@ -137,7 +137,7 @@ func (e *engine) countSquares(i int) {
 // any.
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
-	counts := e.host[e.nonFinite:][:e.size] // of each list, in the numbers as the host has read them last
+	counts := e.host[e.nonFinite:][:e.size]           // of each list, in the numbers as the host has read them last
 	if e.skip != e.ptr(e.nonFinite) && e.err == nil { // it is decided with other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
