@@ -30,7 +30,6 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/internal/env"
-	"github.com/tutti-go/tutti/internal/gpus"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -90,11 +89,6 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 	if err != nil {
 		return err
 	}
-	onRank := func(ctx context.Context, world comm.Communicator, rt runtime.Runtime) error {
-		return instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
-			return body(ctx, Rank{Comm: world, Runtime: rt})
-		})
-	}
 	onHost := func(ctx context.Context, world comm.Communicator) error {
 		if job.Launcher == "none" && c.Backend != Local && c.Ranks == 0 && world.WorldSize() == 1 {
 			const format = "tutti: one rank over %s, as no launcher started this process: " +
@@ -103,7 +97,9 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 			slog.Warn(fmt.Sprintf(format, c.Backend))
 		}
 		rt := cpu.New()
-		err := onRank(ctx, world, rt)
+		err := instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
+			return body(ctx, Rank{Comm: world, Runtime: rt})
+		})
 		return cmp.Or(err, rt.Close()) // what a body that failed has not freed is no news
 	}
 	switch c.Backend {
@@ -114,7 +110,7 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 	case MPI:
 		return mpi.Run(ctx, onHost)
 	default:
-		return gpus.Run(ctx, job, c.Ranks, onRank)
+		return runGPUs(ctx, job, c.Ranks, body)
 	}
 }
 

@@ -19,10 +19,9 @@ import (
 const module = "github.com/tutti-go/tutti"
 
 // layers are packages, and which packages of this module they may import, besides dtype, atomicfile and
-// internal/... (all but gpus), by patterns of package path; the first that matches counts. Tests are not looked at.
+// internal/..., by patterns of package path; the first that matches counts. Tests are not looked at.
 var layers = []struct{ importer, may string }{
-	{"tutti", "comm comm/* runtime runtime/* internal/gpus"}, // the package at the root
-	{"internal/gpus", "comm comm/nccl comm/rendezvous runtime runtime/cuda"},
+	{"tutti", "comm comm/* runtime runtime/*"}, // the package at the root
 	{"internal/*", ""},
 	{"internal/*/*", ""},
 	{"dtype", ""},
@@ -150,7 +149,7 @@ func name(path string) (within string, ours bool) {
 
 // allowed reports whether a package may import another one.
 func allowed(from, to string) bool {
-	inside := strings.HasPrefix(to, "internal/") && to != "internal/gpus" // which imports comm, so it is in the layers
+	inside := strings.HasPrefix(to, "internal/")
 	if strings.HasPrefix(from, "examples/") || from == "delta/example" {
 		return !strings.Contains("/"+to, "/internal/")
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/comm/rendezvous"
-	"github.com/tutti-go/tutti/internal/gpus"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -58,7 +57,7 @@ func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank)
 			return err
 		}
 	}
-	runtimes, err := gpus.Open(indices)
+	runtimes, err := openGPUs(indices)
 	if err == nil {
 		err = runOn(ctx, job, runtimes, opts, body)
 	}
@@ -69,28 +68,55 @@ func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank)
 }
 
 // chooseGPUs returns the numbers of the GPUs that this process works on, of as many
-// as it sees: at least one.
-func chooseGPUs(job rendezvous.Job, ranks, visible int) ([]int, error) {
+// as it sees.
+func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
 	if job.WorldSize > 1 {
 		if err := checkRanks("nccl", job.Launcher, ranks, job.WorldSize); err != nil {
 			return nil, err
 		}
-	}
-	indices := gpus.Choose(job, ranks, visible)
-	switch {
-	case len(indices) > 0:
-		return indices, nil
-	case job.WorldSize > 1:
+		switch {
+		case job.LocalRank < gpus:
+			return []int{job.LocalRank}, nil
+		case gpus == 1: // the launcher shows each process its own
+			return []int{0}, nil
+		}
 		return nil, refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
-			job.Rank, job.LocalRank+1, Counted(visible, "GPU"))
+			job.Rank, job.LocalRank+1, Counted(gpus, "GPU"))
 	}
-	return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s",
-		ranks, Counted(visible, "GPU"))
+	if ranks > gpus {
+		return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s",
+			ranks, Counted(gpus, "GPU"))
+	}
+	if ranks == 0 {
+		ranks = gpus
+	}
+	indices := make([]int, ranks)
+	for i := range indices {
+		indices[i] = i
+	}
+	return indices, nil
 }
 
 // refuse makes an [OptionError].
 func refuse(format string, args ...any) error {
 	return &OptionError{Backend: "nccl", Reason: fmt.Sprintf(format, args...)}
+}
+
+// openGPUs opens GPUs at the same time, as each takes a while. GPUs that were opened are returned with an error, too.
+func openGPUs(indices []int) ([]*cuda.Runtime, error) {
+	all := make([]*cuda.Runtime, len(indices))
+	errs := make([]error, len(indices))
+	var wg sync.WaitGroup
+	for i, index := range indices {
+		wg.Go(func() {
+			all[i], errs[i] = cuda.Open(index)
+		})
+	}
+	wg.Wait()
+	isNil := func(rt *cuda.Runtime) bool {
+		return rt == nil
+	}
+	return slices.DeleteFunc(all, isNil), errors.Join(errs...)
 }
 
 // runOn makes the communicators and runs body on them.
@@ -101,9 +127,7 @@ func runOn(
 	opts Options,
 	body func(context.Context, Rank) error,
 ) error {
-	connecting, cancel := withLimit(ctx, opts.Timeout)
-	bases, err := gpus.Connect(connecting, job, runtimes)
-	cancel()
+	bases, err := connect(ctx, job, runtimes, opts)
 	if err != nil {
 		return err
 	}
@@ -172,6 +196,20 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 		}
 	}
 	return comms, errors.Join(errs...)
+}
+
+// connect makes the communicators of this process.
+func connect(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options) ([]*nccl.Comm, error) {
+	ctx, cancel := withLimit(ctx, opts.Timeout)
+	defer cancel()
+	if job.WorldSize == 1 {
+		return nccl.InProcess(ctx, runtimes)
+	}
+	c, err := nccl.FromEnv(ctx, runtimes[0])
+	if err != nil {
+		return nil, err
+	}
+	return []*nccl.Comm{c}, nil
 }
 
 // location describes where a rank is, much as nccl-tests does.

@@ -27,7 +27,11 @@ func TestGPUsOfAProcess(t *testing.T) {
 		want        []int
 	}{
 		{"all GPUs", alone, 0, 4, []int{0, 1, 2, 3}},
+		{"the first ones", alone, 2, 4, []int{0, 1}},
+		{"a launcher's only process", rendezvous.Job{Launcher: "openmpi", WorldSize: 1}, 0, 2, []int{0, 1}},
+		{"its number on the host", third, 0, 4, []int{2}},
 		{"ranks as started", third, 8, 3, []int{2}},
+		{"the only one that it is shown", third, 0, 1, []int{0}},
 	} {
 		got, err := chooseGPUs(c.job, c.ranks, c.gpus)
 		require.NoError(t, err, c.name)
