@@ -34,7 +34,7 @@ package nccl
 //
 //	the end of a backend.Life (held during Abort and Release)
 //	control.mu (held while NCCL makes a communicator) · Comm.mu (held during a call of another native communicator)
-//	native.calls · Comm.streamMu · frees.mu · serviceThreads.mu · library.abandoned
+//	native.calls · Comm.streamMu · frees.mu · serviceThreads.mu · abandonedCells.mu
 //	marks.Marks · mark.mu
 //	submissions.mu
 //	backend.Ledger · those of a peers.Group

@@ -60,11 +60,13 @@ type library struct {
 	version int       // NCCL_VERSION_CODE, 22803 for 2.28.3; 0 if it is not known
 	cells   sync.Pool // of *uint64, for out
 
-	// Results of calls that were left in their middle.
-	abandoned struct {
-		sync.Mutex
-		cells []*uint64 // see abandon; guarded by the lock
-	}
+	abandoned abandonedCells // kept until the process ends
+}
+
+// abandonedCells are results of calls that were left in their middle.
+type abandonedCells struct {
+	mu    sync.Mutex // taken alone
+	cells []*uint64  // see abandon; guarded by mu
 }
 
 // libraryVariable names an environment variable with the library to use.

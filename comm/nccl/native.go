@@ -414,8 +414,8 @@ func (s Status) launched() bool {
 // abandon keeps a cell forever: a thread of NCCL may store a handle there long after the
 // call was aborted.
 func (l *library) abandon(cell *uint64) {
-	l.abandoned.Lock()
-	defer l.abandoned.Unlock()
+	l.abandoned.mu.Lock()
+	defer l.abandoned.mu.Unlock()
 	l.abandoned.cells = append(l.abandoned.cells, cell)
 }
 
