@@ -115,7 +115,7 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 			for _, b := range []uintptr{send, recv} {
 				region := w.at(b, bytes+guard)
 				for j := range region {
-					region[j] = 0x5a
+					region[j] = untouched
 				}
 			}
 			skew := uintptr(r * int(s.seed%3) * 4) // so that ranks' buffers are aligned differently
@@ -126,7 +126,7 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 			}
 			copy(w.at(send, ns*esize), s.input(r, ns))
 			w.recvs[i][r] = recv
-			p := w.planOf(s, send, recv)
+			p := w.planOf(s, send, s.told(r, recv))
 			p.blocks, p.width = blocks, width
 			launch(r, i, p)
 		}
@@ -301,7 +301,7 @@ func (w *emulated) kernelOf(i int) string {
 func (w *emulated) check(rank, steps int) error {
 	for i, s := range w.steps[:steps] {
 		want, recv := w.wanted[i][rank], w.recvs[i][rank]
-		if around := w.at(recv-1, len(want)+2); !s.inPlace && (around[0] != 0x5a || around[len(want)+1] != 0x5a) {
+		if around := w.at(recv-1, len(want)+2); !s.inPlace && (around[0] != untouched || around[len(want)+1] != untouched) {
 			return fmt.Errorf("seed %d, step %d, %v: rank %d wrote beside its buffer", w.seed, i, s, rank)
 		}
 		if err := s.compare(rank, w.at(recv, len(want)), want); err != nil {

@@ -28,10 +28,8 @@ type planner struct {
 // plan plans a call of at least one element.
 func (p *planner) plan(x *comm.Call) plan {
 	switch x.Op {
-	case comm.OpAllReduce:
+	case comm.OpAllReduce, comm.OpReduce:
 		return p.allReduce(x)
-	case comm.OpReduce:
-		return p.reduceTo(x)
 	case comm.OpReduceScatter:
 		return p.reduceScatter(x)
 	case comm.OpAllGather:
@@ -44,10 +42,14 @@ func (p *planner) plan(x *comm.Call) plan {
 	return p.barrier()
 }
 
+// allReduce plans a reduction whose result all ranks get, or the root of a Reduce alone.
 func (p *planner) allReduce(x *comm.Call) plan {
 	bytes := x.Bytes()
 	packs := packsOf(bytes)
-	c := parametersOf(x, comm.OpAllReduce)
+	c := parametersOf(x, x.Op)
+	if x.Op == comm.OpReduce {
+		c.keeper = uint32(x.Peer)
+	}
 	c.reduction = reductionOf(x.DType, x.Reduce)
 	if p.ranks == 1 && x.DType != dtype.Bool {
 		return p.move(c) // bit by bit
@@ -65,18 +67,10 @@ func (p *planner) allReduce(x *comm.Call) plan {
 	c.recvStride = c.bytes
 	allShare := packs > share*(p.ranks-1) // every rank has a share to reduce
 	room := 2*(p.ranks-1)*share*packBytes <= p.words
-	if allShare && room && elements[x.DType].words && bytes <= p.twoSteps {
+	if allShare && room && elements[x.DType].words && bytes <= p.twoSteps && c.forAll() {
 		return p.oneRound(p.kernels.byType[kernelTwice][x.DType], share, c)
 	}
 	return p.inRings(ring, share, c)
-}
-
-// reduceTo plans a reduction to a root.
-func (p *planner) reduceTo(x *comm.Call) plan {
-	l := p.allReduce(x)
-	l.call.keeper = uint32(x.Peer)
-	l.call.operation = uint32(comm.OpReduce)
-	return l
 }
 
 func (p *planner) reduceScatter(x *comm.Call) plan {
@@ -144,7 +138,7 @@ func (p *planner) fits(dt dtype.DType, packs int) bool {
 // reduce plans a reduction in one step.
 func (p *planner) reduce(x *comm.Call, packs int, c callParameters) plan {
 	family := kernelReduce
-	if elements[x.DType].words && sums(x.Reduce) && c.isAligned() {
+	if elements[x.DType].words && sums(x.Reduce) && c.isAligned() && c.forAll() {
 		family = kernelAdd
 		if p.ranks == 2 {
 			family = kernelPair
@@ -218,6 +212,11 @@ func (p *planner) resident(width int) int {
 // isAligned reports whether all pieces of all buffers start at packs.
 func (c callParameters) isAligned() bool {
 	return (c.send|c.recv|c.lost|c.sendStride|c.recvStride)%packBytes == 0
+}
+
+// forAll reports whether all ranks get the result of a reduction. The kernels pair, add and twice write it on each.
+func (c callParameters) forAll() bool {
+	return c.keeper == noRank
 }
 
 // checked sets aligned.

@@ -140,7 +140,7 @@ func (run *randomRun) prepare(s *preparedBatch, steps []step) (err error) {
 		}
 		s.bufs = append(s.bufs, b)
 		s.recvs = append(s.recvs, recv)
-		s.plans = append(s.plans, run.e.planOf(x, send, recv))
+		s.plans = append(s.plans, run.e.planOf(x, send, x.told(run.e.rank, recv)))
 	}
 	s.left = make([]byte, s.bytes)
 	if err := errors.Join(rt.Copy(s.initial, s.memory, s.bytes), rt.Synchronize(context.Background())); err != nil {

@@ -128,7 +128,18 @@ func (s step) offset(rank int) (send, recv int) {
 	return 0, 0
 }
 
-var stepOps = []comm.Op{comm.OpAllReduce, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllToAll, comm.OpBroadcast}
+var stepOps = []comm.Op{
+	comm.OpAllReduce, comm.OpReduce, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllToAll, comm.OpBroadcast,
+}
+
+// told returns the receive buffer that a rank names in its call. Ranks that get no result of a Reduce
+// may name none: every second one does.
+func (s step) told(rank int, recv uintptr) uintptr {
+	if s.operation == comm.OpReduce && rank != s.root && rank%2 == 1 {
+		return 0
+	}
+	return recv
+}
 
 // randomStep draws an operation on up to most bytes.
 func randomStep(rng *rand.Rand, ranks, most int) step {
@@ -213,10 +224,19 @@ func reference(t testing.TB, ranks int, steps []step) [][][]byte {
 			}
 			in := s.input(c.Rank(), ns)
 			copy(hostmem.Slice[byte](send, len(in)), in)
+			rest := hostmem.Slice[byte](recv, nr*size)
+			for j := range rest {
+				rest[j] = untouched
+			}
 			out := recv
 			switch s.operation {
 			case comm.OpAllReduce:
 				err = c.AllReduce(send, recv, s.count, s.dt, s.op)
+			case comm.OpReduce:
+				err = c.Reduce(send, recv, s.count, s.dt, s.op, s.root)
+				if s.inPlace && c.Rank() != s.root {
+					out = send
+				}
 			case comm.OpReduceScatter:
 				err = c.ReduceScatter(send, recv, s.count, s.dt, s.op)
 			case comm.OpAllGather:
@@ -247,7 +267,10 @@ type buffers struct {
 	bytes      int
 }
 
-const guard = 1024 // bytes on both sides
+const (
+	guard     = 1024 // bytes on both sides
+	untouched = 0x5a // what buffers hold that nobody has written
+)
 
 func newBuffers(rt *cuda.Runtime, bytes int) (b buffers, err error) {
 	b = buffers{rt: rt, bytes: bytes + 2*guard}
@@ -265,7 +288,7 @@ func (b buffers) prepare(s step, rank, ranks int) (send, recv uintptr, err error
 	size := s.dt.Size()
 	skew := rank * int(s.seed%3) * 4 // so that ranks' buffers are aligned differently
 	send, recv = b.send+guard+uintptr(s.sendAt+skew), b.recv+guard+uintptr(s.recvAt+skew)
-	err = errors.Join(b.rt.Fill(b.send, b.bytes, dtype.U8, 0x5a), b.rt.Fill(b.recv, b.bytes, dtype.U8, 0x5a))
+	err = errors.Join(b.rt.Fill(b.send, b.bytes, dtype.U8, untouched), b.rt.Fill(b.recv, b.bytes, dtype.U8, untouched))
 	if s.inPlace {
 		sendOff, recvOff := s.offset(rank)
 		send, recv = b.recv+guard+uintptr(s.recvAt+skew+sendOff), b.recv+guard+uintptr(s.recvAt+skew+recvOff)
@@ -288,7 +311,7 @@ func (b buffers) verify(s step, rank, ranks int, recv uintptr, want []byte) erro
 	if err := b.rt.CopyOut(got, recv-1); err != nil {
 		return err
 	}
-	if !s.inPlace && (got[0] != 0x5a || got[n+1] != 0x5a) {
+	if !s.inPlace && (got[0] != untouched || got[n+1] != untouched) {
 		return fmt.Errorf("%v: rank %d wrote beside its buffer", s, rank)
 	}
 	return s.compare(rank, got[1:n+1], want)
@@ -300,7 +323,7 @@ func (s step) compare(rank int, got, want []byte) error {
 		return nil
 	}
 	size := s.dt.Size()
-	reduces := s.operation == comm.OpAllReduce || s.operation == comm.OpReduceScatter
+	reduces := s.operation.Reduces()
 	for i := range len(want) / size {
 		g, w := got[i*size:(i+1)*size], want[i*size:(i+1)*size]
 		if bytes.Equal(g, w) {
@@ -441,7 +464,7 @@ func TestRanksOfOneLaunch(t *testing.T) {
 					send, recv, err := bufs[r].prepare(s, r, ranks)
 					require.NoError(t, err)
 					recvs[r] = recv
-					plans[r] = w.planOf(s, send, recv)
+					plans[r] = w.planOf(s, send, s.told(r, recv))
 				}
 				paths[plans[0].kernel]++
 				require.NoError(t, w.run(plans), "seed %d, step %d: %v", seed, i, s)
@@ -522,7 +545,7 @@ func TestRanksOfSeveralLaunches(t *testing.T) {
 				for i, s := range list {
 					send, recv, err := b.prepare(s, e.rank, ranks)
 					if err == nil {
-						err = e.submit(e.rt.Stream(), e.planOf(s, send, recv))
+						err = e.submit(e.rt.Stream(), e.planOf(s, send, s.told(e.rank, recv)))
 					}
 					if err == nil {
 						err = e.wait(t.Context(), e.rt.Stream())
