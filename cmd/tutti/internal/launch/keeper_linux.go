@@ -2,7 +2,9 @@ package launch
 
 import (
 	"bytes"
+	"encoding/gob"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,57 +25,82 @@ func attributes() *syscall.SysProcAttr {
 // self is this program, also when its file was replaced.
 func self() (string, error) { return "/proc/self/exe", nil }
 
-// hideName has the process go by [keeperName], instead of the name of the program's file.
-func hideName() { _ = os.WriteFile("/proc/self/comm", []byte(keeperName), 0) }
+// hideName has the process go by another name than that of the program's file.
+func hideName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
 // adoptOrphans makes this process the parent of its descendants whose parents end.
 func adoptOrphans() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// killOrphans kills what is left of a rank whose keeper was killed, and so has become this launcher's ([adoptOrphans]).
-// A process that this one may not kill, or that does not end, is left.
-func killOrphans(group *keepers) {
-	killed := map[int]bool{} // by the number of the process, until it is reaped
-	for deadline := time.Now().Add(orphanTime); time.Now().Before(deadline); time.Sleep(killTime) {
-		for _, pid := range group.orphans() {
-			if syscall.Kill(pid, syscall.SIGKILL) == nil {
-				killed[pid] = true
-			}
-		}
-		for pid := range killed {
-			if hasEnded(pid) {
-				delete(killed, pid)
-			}
-		}
-		if len(killed) == 0 {
+// outermost is the name of the process that a launcher starts for a rank.
+const outermost = guardName
+
+// guard starts a keeper, and kills what it has left of its rank when it was killed: that has become this process's child
+// ([adoptOrphans]), whether the launcher lives or not. A process that this one may not kill, or that does not end, is left.
+func guard(report *os.File) error {
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
+	catchSignals()
+	path, err := self()
+	if err != nil {
+		return err
+	}
+	keeper, err := syscall.ForkExec(path, []string{keeperName}, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: []uintptr{0, 1, 2, report.Fd()},
+		Sys:   separate(),
+	})
+	if err != nil {
+		text := fmt.Sprintf("a keeper cannot be started: %v", err)
+		return gob.NewEncoder(report).Encode(outcome{Text: text, Code: 1})
+	}
+	_ = report.Close() // its end is the keeper's
+	awaitChild(keeper)
+	deadline := time.Now().Add(orphanTime)
+	for reapOrphans() && killOrphans() && time.Now().Before(deadline) {
+		time.Sleep(killTime)
+	}
+	return nil
+}
+
+// awaitChild waits for the end of a child, and reaps others meanwhile.
+func awaitChild(child int) {
+	for {
+		pid, err := syscall.Wait4(-1, nil, 0, nil)
+		if pid == child || err != nil && !errors.Is(err, syscall.EINTR) {
 			return
 		}
 	}
 }
 
-// orphans are the processes of ranks whose keepers were killed: children of this process that have left its group, are
-// no keepers and were not there before the first one, with their descendants.
-func (k *keepers) orphans() (all []int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	processes := listProcesses()
-	for _, p := range processes[os.Getpid()] {
-		if p.group == syscall.Getpgrp() || k.all[p.pid] || k.before[p.pid] {
-			continue
-		}
-		all = append(all, p.pid)
-		for _, descendant := range processes.descend(p.pid) {
-			all = append(all, descendant.pid)
+// killOrphans kills all descendants of this process, and returns false if there are none that it may kill.
+func killOrphans() (some bool) {
+	for _, p := range descendants(os.Getpid()) {
+		if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
+			some = true
 		}
 	}
-	return all
+	return some
 }
 
-// hasEnded reaps a process if it is a child that has ended, and reports whether it is gone.
-func hasEnded(pid int) bool {
-	reaped, err := syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
-	return reaped == pid || err != nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+// reapOrphans reaps the children of this process that have ended, and returns false if no others are left.
+func reapOrphans() (left bool) {
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		if pid <= 0 && !errors.Is(err, syscall.EINTR) {
+			return err == nil
+		}
+	}
+}
+
+// kill kills the rank's keeper and all of the rank, whose guard takes note. A user may have stopped either.
+func (p *process) kill() {
+	for _, e := range descendants(p.pid()) {
+		_ = syscall.Kill(e.pid, syscall.SIGKILL)
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 // awaitGroup has nothing to wait for: all of a group are descendants.

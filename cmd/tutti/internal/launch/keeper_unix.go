@@ -13,14 +13,16 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 )
 
-// keeperName is the name of keepers in lists of processes. It has neither the program's name nor this one's in it, so
-// that a signal by name (pkill) reaches ranks and launchers alone.
-const keeperName = "rank-keeper"
+// Names of this program's processes in lists. They have neither the program's name nor each other's in them, so that a
+// signal by name (pkill) reaches ranks and launchers, keepers or guards alone.
+const (
+	keeperName = "rank-keeper"
+	guardName  = "orphan-guard"
+)
 
 // order is what a keeper is told first. It comes on the standard input, and each byte after it is a signal.
 type order struct {
@@ -28,22 +30,32 @@ type order struct {
 	Grace time.Duration // from the first signal until the rank is killed
 }
 
-// passedOn are signals that a keeper gives to its rank when it gets them itself.
+// passedOn are signals that a keeper gives to its rank when it gets them itself. They do not end its guard.
 var passedOn = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
 }
 
-// Keep returns at once, unless this process is a keeper that a launcher has started: the parent of all that a rank
-// starts. Programs with launchers call it first.
+// Keep returns at once, unless this process is one that a launcher has started for a rank: a keeper, the parent of all
+// that the rank starts, or a keeper's guard. Programs with launchers call it first.
 //
-// A keeper ends when nothing of its rank is left. When its launcher ends, however that happens, it kills the rank.
+// A keeper ends when nothing of its rank is left. When its launcher ends, however that happens, it kills the rank. When
+// the keeper is killed, its guard kills the rank. When the guard is killed, the launcher ends the keeper.
 func Keep() {
-	if os.Args[0] != keeperName {
+	var work func(report *os.File) error
+	switch os.Args[0] {
+	case keeperName:
+		runtime.LockOSThread() // the rank dies with this thread, where systems can do that
+		work = func(report *os.File) error { return keep(bufio.NewReader(os.Stdin), report) }
+	case guardName:
+		work = guard
+	default:
 		return
 	}
-	runtime.LockOSThread() // the rank dies with this thread, where systems can do that
 	runtime.GOMAXPROCS(1)
-	if err := keep(bufio.NewReader(os.Stdin), os.NewFile(3, "report")); err != nil {
+	report := os.NewFile(3, "report")
+	syscall.CloseOnExec(int(report.Fd()))
+	hideName(os.Args[0])
+	if err := work(report); err != nil {
 		fmt.Fprintf(os.Stderr, "tutti: %v\n", err)
 		os.Exit(1)
 	}
@@ -63,12 +75,10 @@ type keeper struct {
 
 // keep starts a rank, reports how its first process ended, and returns when all of its processes have ended.
 func keep(control *bufio.Reader, report *os.File) error {
-	syscall.CloseOnExec(int(report.Fd()))
 	var o order
 	if err := gob.NewDecoder(control).Decode(&o); err != nil {
 		return fmt.Errorf("%s is started by tutti launch: %w", keeperName, err)
 	}
-	hideName()
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
@@ -90,7 +100,6 @@ func keep(control *bufio.Reader, report *os.File) error {
 		case status := <-ended:
 			// A launcher that has gone needs no report.
 			_ = reports.Encode(newOutcome(status, memoryKills()-before))
-			_ = report.Close()
 			if !k.told {
 				k.lingered = time.After(linger)
 			}
@@ -158,12 +167,7 @@ func (k *keeper) start(words []string) error {
 
 // listen sends the signals that the launcher asks for, SIGKILL when it has ended, and those that this process gets.
 func listen(control *bufio.Reader, signals chan<- syscall.Signal) {
-	received := make(chan os.Signal, 8)
-	for _, s := range passedOn {
-		if !signal.Ignored(s) { // what is ignored here is ignored by the rank
-			signal.Notify(received, s)
-		}
-	}
+	received := catchSignals()
 	go func() {
 		for s := range received {
 			signals <- s.(syscall.Signal)
@@ -177,6 +181,17 @@ func listen(control *bufio.Reader, signals chan<- syscall.Signal) {
 		}
 		signals <- syscall.Signal(number)
 	}
+}
+
+// catchSignals returns the signals that this process gets, and does not end by any more.
+func catchSignals() <-chan os.Signal {
+	received := make(chan os.Signal, 8)
+	for _, s := range passedOn {
+		if !signal.Ignored(s) { // what is ignored here is ignored by the rank
+			signal.Notify(received, s)
+		}
+	}
+	return received
 }
 
 // reap waits for all processes that are this one's children, also by adoption, and then for the rank's group.
@@ -266,9 +281,11 @@ func (o outcome) err() error {
 
 // process is a rank as its launcher sees it.
 type process struct {
-	cmd     *exec.Cmd // the keeper
-	control *os.File  // the keeper's standard input, for its order and signals
-	report  *os.File  // on which the keeper says how the rank has ended
+	cmd     *exec.Cmd     // the keeper's guard, or the keeper where it has none
+	control *os.File      // the keeper's standard input, for its order and signals
+	report  *os.File      // on which the keeper says how the rank has ended; it ends with the keeper
+	gone    chan struct{} // closed when cmd has ended, and control
+	err     error         // of cmd; written before gone is closed
 }
 
 // startProcess starts words as a rank, with the environment and the output of cmd. When it is told to end it has grace.
@@ -285,70 +302,37 @@ func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process,
 	defer output.Close() //nolint:errcheck // the keeper has it
 	cmd.Stdin = input
 	cmd.ExtraFiles = []*os.File{output}
-	cmd.SysProcAttr = separate()
-	if err := kept.start(cmd); err != nil {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what a terminal sends, or a user to its session, is not theirs
+	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(err, control.Close(), report.Close())
 	}
 	// One that ends before it has read all of it says so by its end.
 	_ = gob.NewEncoder(control).Encode(order{Words: words, Grace: grace})
-	return &process{cmd: cmd, control: control, report: report}, nil
+	p := &process{cmd: cmd, control: control, report: report, gone: make(chan struct{})}
+	go p.watch()
+	return p, nil
 }
 
-// kept are the keepers of this process.
-var kept = keepers{all: map[int]bool{}}
-
-// keepers are those that a launcher has started, to tell them from what killed ones have left.
-type keepers struct {
-	mu     sync.Mutex   // taken alone
-	all    map[int]bool // by the number of the process; guarded by mu
-	before map[int]bool // children of this process before the first keeper; nil before it; guarded by mu
-}
-
-// start starts a keeper. This process adopts its orphans where the system supports that.
-func (k *keepers) start(cmd *exec.Cmd) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.before == nil { // such as what a script has started before it became this launcher
-		k.before = map[int]bool{}
-		for _, p := range listProcesses()[os.Getpid()] {
-			k.before[p.pid] = true
-		}
-	}
-	if err := adoptOrphans(); err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	k.all[cmd.Process.Pid] = true
-	return nil
-}
-
-// wait waits for a keeper, and kills what it has left if it was killed.
-func (k *keepers) wait(cmd *exec.Cmd) error {
-	err := cmd.Wait()
-	k.mu.Lock()
-	delete(k.all, cmd.Process.Pid)
-	k.mu.Unlock()
-	if err != nil {
-		killOrphans(k)
-	}
-	return err
+// watch waits for the end of the guard. A keeper that it leaves kills its rank when control ends.
+func (p *process) watch() {
+	p.err = errors.Join(p.cmd.Wait(), p.control.Close())
+	close(p.gone)
 }
 
 // separate gives a process its own group: what a terminal sends comes from the launcher alone.
 func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// newCommand is the command of a keeper. A program that does not call [Keep] would start one keeper after the other.
+// newCommand is the command of a rank's first process of this program's. A program that does not call [Keep] would start
+// one after the other.
 func newCommand() (*exec.Cmd, error) {
-	if os.Args[0] == keeperName {
+	if os.Args[0] == outermost || os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")
 	}
 	path, err := self()
 	if err != nil {
 		return nil, err
 	}
-	return &exec.Cmd{Path: path, Args: []string{keeperName}}, nil
+	return &exec.Cmd{Path: path, Args: []string{outermost}}, nil
 }
 
 // signal gives the rank a signal, and kills the keeper of one that was not killed in time.
@@ -370,8 +354,10 @@ func (p *process) ended() error {
 
 // wait waits until nothing of the rank is left.
 func (p *process) wait() error {
-	return errors.Join(kept.wait(p.cmd), p.control.Close(), p.report.Close())
+	<-p.gone
+	_, err := io.Copy(io.Discard, p.report) // until the keeper of a guard that was killed has ended
+	return errors.Join(p.err, err, p.report.Close())
 }
 
-// pid is the number of the process whose descendants are the rank's.
+// pid is the number of the process whose children's descendants are the rank's.
 func (p *process) pid() int { return p.cmd.Process.Pid }

@@ -44,7 +44,10 @@ func startProcess(cmd *exec.Cmd, words []string, _ time.Duration) (*process, err
 }
 
 // signal ends the rank: there are no other signals.
-func (p *process) signal(syscall.Signal) { _ = p.cmd.Process.Kill() }
+func (p *process) signal(syscall.Signal) { p.kill() }
+
+// kill ends the rank.
+func (p *process) kill() { _ = p.cmd.Process.Kill() }
 
 // ended waits for the end of the rank.
 func (p *process) ended() error {

@@ -7,7 +7,7 @@
 //	attend.go   the launcher of such a host
 //	store.go    which store, and what launchers have alike there
 //	ranks.go    the processes of ranks
-//	keeper*.go  the parent of a rank's processes, which knows them all
+//	keeper*.go  the parent of a rank's processes, which knows them all, and its guard
 //	relay*.go   signals that mean what the ranks' program says
 //	outlet.go   output, whose reader may have stopped to read
 //	dumps.go    flight records, which the first machine collects
@@ -71,7 +71,7 @@ type Host struct {
 	Enter []string // the words before a command that is to run there
 }
 
-// MaxRanks is how many ranks a launcher starts at most: each takes a process more,
+// MaxRanks is how many ranks a launcher starts at most: each takes two processes more,
 // and a thread of the launcher, which the Go runtime limits to 10,000.
 const MaxRanks = 4096
 

@@ -192,6 +192,12 @@ func (a *agent) capture(cmd *exec.Cmd, words []string, rank int) (*running, erro
 	return r, nil
 }
 
+// processes are the rank's, of all that this machine has.
+func (r *running) processes(all family) []entry {
+	ours := func(e entry) bool { return e.parent == r.pid() } // such as the keeper
+	return slices.DeleteFunc(all.descend(r.pid()), ours)
+}
+
 // copyLines copies whole lines until all who write have closed their end.
 func copyLines(l *lines, from *os.File) {
 	_, _ = io.Copy(l, from)
@@ -280,7 +286,7 @@ func (g *group) kill() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range g.running {
-		_ = r.cmd.Process.Kill()
+		r.kill()
 	}
 }
 

@@ -38,8 +38,9 @@ func (g *group) unhandled(s syscall.Signal) (all []int) {
 	handles := func(e entry) bool {
 		return catches(e.pid, s)
 	}
+	listed := listProcesses()
 	for _, r := range g.running {
-		if !slices.ContainsFunc(descendants(r.pid()), handles) {
+		if !slices.ContainsFunc(r.processes(listed), handles) {
 			all = append(all, r.rank)
 		}
 	}

@@ -51,8 +51,8 @@ const (
 	linger = time.Second
 	// killTime is how long a keeper waits until it kills again: processes may have started others meanwhile.
 	killTime = 10 * time.Millisecond
-	// orphanTime bounds how long a launcher waits for the ends of processes that it has killed, whose keeper was killed:
-	// one that is traced, or waits for a disk, does not end.
+	// orphanTime bounds how long a guard waits for the ends of processes that it has killed, whose keeper was killed: one
+	// that waits for a disk does not end.
 	orphanTime = time.Second
 	// lateTime is how long ranks may go on after one has ended with success, until that is said.
 	lateTime = 4 * time.Second

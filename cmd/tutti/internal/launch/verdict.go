@@ -57,7 +57,7 @@ func (g *group) gather() evidence {
 func (g *group) stoppedRanks() (all []stoppedRank) {
 	processes := listProcesses()
 	for _, r := range g.running {
-		list := processes.descend(r.pid())
+		list := r.processes(processes)
 		if i := slices.IndexFunc(list, func(p entry) bool { return p.stopped }); i >= 0 {
 			all = append(all, stoppedRank{Rank: r.rank, PID: list[i].pid})
 		}
