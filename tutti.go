@@ -170,7 +170,7 @@ func backendOf(job rendezvous.Job) string {
 	switch job.Launcher {
 	case "none":
 		return Local
-	case "openmpi", "pmi":
+	case "openmpi", "pmi", "mvapich":
 		return MPI
 	}
 	return TCP

@@ -236,6 +236,8 @@ func TestLaunchersAreNamed(t *testing.T) {
 	t.Setenv("MASTER_PORT", "29400")
 	for want, variables := range map[string][3]string{
 		"MPICH's mpirun (PMI) started 2 processes": {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+		"MVAPICH's mpirun started 2 processes":     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"},
+		"IBM's jsrun started 2 processes":          {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"},
 		"Open MPI's mpirun started 2 processes":    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
 	} {
 		t.Run(want, func(t *testing.T) {

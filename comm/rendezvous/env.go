@@ -25,7 +25,7 @@ var ErrEnvironment = errors.New("launcher's environment")
 // Job is one process's place in a job.
 type Job struct {
 	// Launcher is the launcher whose variables were found: "tutti", "torchrun", "openmpi",
-	// "slurm" or "pmi", or "none" for a single process.
+	// "slurm", "flux", "pmi", "mvapich" or "jsrun", or "none" for a single process.
 	Launcher string
 	// Rank is this process's number of WorldSize, LocalRank its number on this host.
 	Rank, WorldSize, LocalRank int
@@ -88,7 +88,8 @@ type launcher struct {
 //
 // Open MPI's mpirun draws a random key, by which transports keep jobs apart. Hydra, MPICH's
 // launcher, has no name for the job, but its processes on one host inherit one socket, to
-// the launcher's proxy.
+// the launcher's proxy. MVAPICH's own launcher sets no PMI_RANK. jsrun sets Open MPI's variables as well for programs of
+// IBM's MPI.
 var launchers = []launcher{
 	{
 		name: "tutti", rank: "TUTTI_RANK", size: "TUTTI_WORLD_SIZE",
@@ -118,12 +119,20 @@ var launchers = []launcher{
 		localRank: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", job: []string{"PMI_JOBID"},
 		descriptor: "HYDI_CONTROL_FD",
 	},
+	{
+		name: "mvapich", rank: "MV2_COMM_WORLD_RANK", size: "MV2_COMM_WORLD_SIZE",
+		localRank: "MV2_COMM_WORLD_LOCAL_RANK", localSize: "MV2_COMM_WORLD_LOCAL_SIZE",
+	},
+	{
+		name: "jsrun", rank: "JSM_NAMESPACE_RANK", size: "JSM_NAMESPACE_SIZE",
+		localRank: "JSM_NAMESPACE_LOCAL_RANK", localSize: "JSM_NAMESPACE_LOCAL_SIZE",
+	},
 }
 
-// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux and PMI launchers (MPICH, Intel MPI),
-// in this order. Without any, the process is a job of one; so is a Slurm batch script that does not use srun. If
-// other variables say that the process is one of several ranks, as PMIx and PALS do without the size, the error is
-// [ErrEnvironment]. getenv is os.Getenv or a stand-in.
+// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux, PMI launchers (MPICH, Intel MPI), MVAPICH
+// and IBM's jsrun, in this order. Without any, the process is a job of one; so is a Slurm batch script that does not use
+// srun. If other variables say that the process is one of several ranks, as those of PMIx and of Cray's launchers do
+// without the size, the error is [ErrEnvironment]. getenv is os.Getenv or a stand-in.
 //
 // The secret is TUTTI_SECRET, which must be the same in all processes, or the content of the file TUTTI_SECRET_FILE,
 // or the random key of Open MPI's mpirun, together with the launcher's name for the job. If there is only the name
@@ -159,6 +168,7 @@ var unread = []struct {
 }{
 	{"PMIX_RANK", 0},
 	{"PALS_RANKID", 0},
+	{"ALPS_APP_PE", 0},
 	{"PMI_RANK", 0},
 	{"PMI_SIZE", 1},
 	{"TUTTI_RANK", 0},
@@ -170,6 +180,10 @@ var unread = []struct {
 	{"SLURM_PROCID", 0},
 	{"SLURM_STEP_NUM_TASKS", 1}, // which a batch script does not have
 	{"FLUX_TASK_RANK", 0},
+	{"MV2_COMM_WORLD_RANK", 0},
+	{"MV2_COMM_WORLD_SIZE", 1},
+	{"JSM_NAMESPACE_RANK", 0},
+	{"JSM_NAMESPACE_SIZE", 1},
 }
 
 // checkAlone returns an error if a variable of a launcher that is not understood says that this process is one of

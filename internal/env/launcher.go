@@ -7,6 +7,10 @@ func LauncherTitle(name string) string {
 		return "Open MPI's mpirun"
 	case "pmi":
 		return "MPICH's mpirun (PMI)"
+	case "mvapich":
+		return "MVAPICH's mpirun"
+	case "jsrun":
+		return "IBM's jsrun"
 	}
 	return name
 }

@@ -13,6 +13,7 @@ import (
 var processes = map[string]string{
 	"torchrun": "torchrun --nproc-per-node",
 	"slurm":    "srun -n",
+	"jsrun":    "jsrun -n",
 	"tutti":    "tutti launch -n",
 	"none":     "tutti launch -n",
 }
@@ -22,7 +23,7 @@ var processes = map[string]string{
 func Default() string {
 	job, _ := rendezvous.FromEnv(os.Getenv)
 	switch job.Launcher {
-	case "tutti", "torchrun", "slurm", "flux":
+	case "tutti", "torchrun", "slurm", "flux", "jsrun":
 		if job.WorldSize > 1 {
 			return tcpBackend.Name
 		}

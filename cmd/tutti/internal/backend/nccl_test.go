@@ -58,6 +58,7 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 		"torchrun": "--ranks 2 but torchrun started 4; leave --ranks out, or use torchrun --nproc-per-node 2",
 		"slurm":    "--ranks 2 but srun started 4; leave --ranks out, or use srun -n 2",
 		"pmi":      "--ranks 2 but mpirun started 4; leave --ranks out, or use mpirun -n 2",
+		"jsrun":    "--ranks 2 but jsrun started 4; leave --ranks out, or use jsrun -n 2",
 	} {
 		assert.ErrorContains(t, checkRanks("nccl", launcher, 2, 4), want)
 		assert.NoError(t, checkRanks("nccl", launcher, 0, 4))
@@ -106,6 +107,8 @@ func TestDefault(t *testing.T) {
 		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "2", "tcp"},
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "2", "local"},
 		{"PMI_RANK", "PMI_SIZE", "2", "local"},
+		{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "2", "local"},
+		{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "2", "tcp"},
 	} {
 		t.Run(c.rank+c.count, func(t *testing.T) {
 			t.Setenv(c.rank, "0")
