@@ -125,6 +125,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var options *backend.OptionError
 	var stopped launch.Signaled
 	var ended *launch.End
+	if errors.As(err, new(*launch.Unread)) {
+		stderr = io.Discard // its reader has had its time
+	}
 	switch {
 	case errors.Is(out.Err(), syscall.EPIPE): // whoever reads has seen enough
 		return exitPipe

@@ -132,7 +132,7 @@ type spread struct {
 // Spread runs a job on the hosts of cfg.Slots: it starts a launcher on each by ssh, or without it where the host is
 // this machine, and ends them. The first host has the job's store, and the others join it: this machine needs to be
 // reached by none. Hosts have this program at the same place or in PATH. It returns as [Run] does.
-func Spread(ctx context.Context, cfg Config) error {
+func Spread(ctx context.Context, cfg Config) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("launch: %w", err)
@@ -153,7 +153,7 @@ func Spread(ctx context.Context, cfg Config) error {
 		known:   make(chan struct{}),
 	}
 	s.notes = note{s.err}
-	defer flush(s.out, s.err)
+	defer func() { err = flush(s.out, s.err, err) }()
 	if s.secret, err = sharedSecret(cfg.SecretFile); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}

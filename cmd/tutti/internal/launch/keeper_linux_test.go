@@ -419,15 +419,6 @@ func TestUserSignalsBetweenRounds(t *testing.T) {
 	assert.NotRegexp(t, `told in round [2-9]`, a.out.String()+b.out.String())
 }
 
-// stuckReader is a stream that nobody reads, until it is released.
-type stuckReader struct{ released chan struct{} }
-
-// Write implements [io.Writer].
-func (s stuckReader) Write(p []byte) (int, error) {
-	<-s.released
-	return len(p), nil
-}
-
 // A job ends though nobody reads its output: when it is told to, when a rank fails, and when all succeed.
 func TestTheEndWaitsForNoReader(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -238,7 +238,7 @@ func newAgent(cfg Config) *agent {
 // failed. When ctx ends, ranks get its [Signal].
 func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
-	defer flush(a.out, a.err)
+	defer func() { err = flush(a.out, a.err, err) }()
 	defer a.relay(ctx)()
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
@@ -922,14 +922,26 @@ func (a *agent) stopTime() time.Duration {
 	return max(a.Grace, a.plan.Grace) + stopMargin
 }
 
-// flush writes what is left of the output, for as long as it has a reader.
-func flush(out, errs *outlet) {
+// Unread is the error of a job whose launcher has waited in vain for a reader of its errors: nobody else need wait.
+type Unread struct{ error }
+
+// Unwrap returns the error without that.
+func (u *Unread) Unwrap() error { return u.error }
+
+// flush writes what is left of the output of a job that has ended with an error or nil, for as long as it has a reader,
+// and returns that error. One reader may have both the output and the errors: it is waited for once.
+func flush(out, errs *outlet, err error) error {
 	out.keepWaiting(false)
 	errs.keepWaiting(false)
-	if lost := out.close(); lost > 0 {
+	left := patience
+	if lost := out.close(patience - lastWord); lost > 0 {
 		fmt.Fprintf(note{errs}, "tutti: nobody reads the output: the last %d bytes of it are lost\n", lost)
+		left = lastWord
 	}
-	errs.close()
+	if errs.close(left) > 0 && err != nil {
+		return &Unread{err}
+	}
+	return err
 }
 
 // recorded are the files of the flight records that this machine's ranks have written.

@@ -29,7 +29,7 @@ func newBetween(t *testing.T) *between {
 	t.Helper()
 	server := store.NewServer(store.Options{})
 	a := newAgent(Config{Machines: 2, Ranks: 1, Restarts: 5, Out: new(buffer), Err: new(buffer)})
-	t.Cleanup(func() { flush(a.out, a.err) })
+	t.Cleanup(func() { _ = flush(a.out, a.err, nil) })
 	a.kv = server.Local("the first launcher")
 	a.key = machines + "00000001"
 	b := &between{agent: a, server: server, second: machines + "00000002"}

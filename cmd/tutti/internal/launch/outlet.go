@@ -112,16 +112,17 @@ func (o *outlet) room() int {
 	return runningRoom
 }
 
-// close waits until all is written, for as long as the reader reads, and returns how many bytes it has not taken.
-func (o *outlet) close() (lost int) {
+// close waits until all is written, or until the reader has read nothing for a time, and returns how many bytes it has not
+// taken.
+func (o *outlet) close(limit time.Duration) (lost int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for o.waiting > 0 {
 		idle := time.Since(o.read)
-		if idle >= patience {
+		if idle >= limit {
 			break
 		}
-		timer := time.AfterFunc(patience-idle, o.wake)
+		timer := time.AfterFunc(limit-idle, o.wake)
 		o.changed.Wait()
 		timer.Stop()
 	}

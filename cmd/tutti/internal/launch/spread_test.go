@@ -36,7 +36,7 @@ func newSpread(t *testing.T, change func(*spread)) (s *spread, notes *buffer, en
 	}
 	s.Wait = time.Hour
 	change(s)
-	t.Cleanup(func() { flush(s.out, s.err) })
+	t.Cleanup(func() { _ = flush(s.out, s.err, nil) })
 	for i, name := range []string{"a", "b"} {
 		h := &remote{
 			Slots:    Slots{Host: name, Ranks: 1},
@@ -222,7 +222,7 @@ func TestAllStandingConnectionsAreEnded(t *testing.T) {
 func TestSilentHosts(t *testing.T) {
 	names := []string{"silent", "talking", "blocked", "waiting", "gone"}
 	s := &spread{silence: 10 * time.Second, notes: io.Discard, err: newOutlet(io.Discard)}
-	t.Cleanup(func() { flush(s.err, s.err) })
+	t.Cleanup(func() { _ = flush(s.err, s.err, nil) })
 	hosts := map[string]*remote{}
 	for _, name := range names {
 		h := &remote{Slots: Slots{Host: name}, stage: stageJoined, cmd: exec.Command("sleep", "1000")}
@@ -320,6 +320,6 @@ func TestReportsOfARank(t *testing.T) {
 		_, err := r.Write([]byte(line))
 		require.NoError(t, err)
 	}
-	flush(s.err, s.err)
+	_ = flush(s.err, s.err, nil)
 	assert.Equal(t, 2, strings.Count(lines.String(), "v0.0.0"))
 }

@@ -69,4 +69,6 @@ const (
 	reconnectTime = 5 * time.Second
 	// patience is how long the end waits for a reader of the output that reads nothing.
 	patience = 3 * time.Second
+	// lastWord is how much of it is left for the word that the output is not read, which comes after the wait for that.
+	lastWord = time.Second
 )
