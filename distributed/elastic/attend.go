@@ -19,7 +19,7 @@ import (
 )
 
 // version is the version of what members say to each other, and precedes their terms.
-const version = "elastic-4"
+const version = "elastic-5"
 
 // Keys of the store.
 const (
@@ -88,7 +88,7 @@ func (m *Member) pause(d time.Duration) {
 
 // register makes this member known in the store.
 func (m *Member) register(kv store.Store) error {
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.limit)
 	defer cancel()
 	terms := version + " " + m.cfg.Terms
 	writes := &retryStore{kv, m.refusals}
@@ -125,8 +125,8 @@ func (m *Member) register(kv store.Store) error {
 // enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this
 // one's of a session that has not ended yet: then it names that session.
 func (m *Member) enroll(kv store.Store) error {
-	patience := m.cfg.conflict(kv)
-	ctx, cancel := context.WithTimeout(m.ctx, patience+m.cfg.patience)
+	conflicting := m.cfg.conflict(kv)
+	ctx, cancel := context.WithTimeout(m.ctx, conflicting+m.cfg.limit)
 	defer cancel()
 	refused := m.refusals()
 	var conflict <-chan time.Time // nil while no other process has the name
@@ -158,7 +158,7 @@ func (m *Member) enroll(kv store.Store) error {
 			retry = time.After(refused.add(c.key, err))
 			changed = nil
 		case conflict == nil:
-			conflict = time.After(patience)
+			conflict = time.After(conflicting)
 		}
 		select {
 		case <-changed:
@@ -315,7 +315,7 @@ func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endCla
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
-	v = view{min: m.cfg.Min, max: m.cfg.Max, patience: m.cfg.patience, final: m.entries[finalKey].final}
+	v = view{min: m.cfg.Min, max: m.cfg.Max, limit: m.cfg.limit, final: m.entries[finalKey].final}
 	if m.epoch != nil {
 		v.entered = m.epoch.record
 	}

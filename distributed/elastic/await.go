@@ -20,7 +20,7 @@ type vigil struct {
 	began     time.Time     // when the wait began; set once
 	logAfter  time.Duration // when the log says what the member waits for
 	held      time.Time     // when somebody with the state was here, or the store was out of reach
-	complete  time.Time     // when nobody of the last epoch was awaited here, or the store was out of reach
+	roll      rollCall      // of the last epoch's members that are not here; begins anew when the store is out of reach
 	delivered time.Time     // when the store had this member's status, or was out of reach
 	holdoff   holdoff       // after attempts that failed for this member
 	refused   refusals      // of epochs that it has proposed
@@ -58,7 +58,6 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 		began:     now,
 		logAfter:  m.cfg.Silence,
 		held:      now,
-		complete:  now,
 		delivered: now,
 		refused:   m.refusals(),
 	}
@@ -147,19 +146,20 @@ func (m *Member) knowledge(w *vigil) (k knowledge, version uint64) {
 		k.publication = offline
 	case delivered:
 		k.publication = stored
-	case now.Sub(w.delivered) > m.cfg.patience:
+	case now.Sub(w.delivered) > m.cfg.limit:
 		k.publication = refused
 	default:
 		k.publication = pending
 	}
 	k.orphaned = now.Sub(w.held)
 	k.waited = now.Sub(w.began)
-	if !reached || !k.awaits() {
-		w.complete = now
+	k.late = m.late
+	k.patience = m.cfg.Patience
+	if !reached {
+		w.roll = rollCall{}
 	}
-	k.missed = now.Sub(w.complete)
-	k.hang = m.cfg.hang()
 	if last := k.last(); last != nil {
+		k.missed = w.roll.look(k.missing(last), now)
 		k.rested = w.holdoff.rested(last.attempts(m.cfg.Name))
 	}
 	return k, version
@@ -176,6 +176,7 @@ func (m *Member) enter(r *record) error {
 		m.status.Standing = m.status.Standing.inside()
 		m.status.Entered = r.World
 		m.status.Unreached = nil
+		m.late = nil
 	})
 	m.publish()
 	return nil
@@ -192,7 +193,7 @@ func (m *Member) rejoin(r *record) {
 	case attempts > 0:
 		slog.Warn("elastic: the others had no connection to this member, and go on without it; it tries again later",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts,
-			"later", backoff(attempts, m.cfg.patience), "err", m.failure)
+			"later", backoff(attempts, m.cfg.limit), "err", m.failure)
 	default:
 		slog.Warn("elastic: the others have gone on without this member, which joins again",
 			"member", m.cfg.Name, "epoch", r.Number)
@@ -219,7 +220,7 @@ func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *recor
 		return fmt.Errorf("%w: no epoch follows the one in the store: epoch %d has %w", comm.ErrMismatch, r.Number, err)
 	}
 	text, _ := json.Marshal(r)
-	bounded, cancel := context.WithTimeout(ctx, m.cfg.patience)
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.limit)
 	defer cancel()
 	_, ok, err := kv.CompareAndSet(bounded, epochKey, version, text)
 	if ctx.Err() != nil {
@@ -232,9 +233,9 @@ func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *recor
 	}
 	w.refused.times = 0
 	if hung := m.hung(r); ok && len(hung) > 0 {
-		slog.Warn("elastic: going on without members that live, but do not come to the boundary: do they hang?",
-			"member", m.cfg.Name, "epoch", r.Number, "hung", strings.Join(hung, ", "),
-			"waited", time.Since(w.began).Round(time.Second/10))
+		slog.Warn("elastic: going on without members that live, but do not come: do they hang? "+
+			"Config.Patience has the others wait longer",
+			"member", m.cfg.Name, "epoch", r.Number, "hung", strings.Join(hung, ", "), "patience", m.cfg.Patience)
 	}
 	if ok && m.epoch != nil && sum(r.Failed) > sum(m.epoch.record.Failed) {
 		slog.Warn("elastic: going on without members that have no connection to the others",

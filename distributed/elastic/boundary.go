@@ -10,7 +10,7 @@ import (
 // waits for a change.
 type decision struct {
 	// publish has the member's status published. The others decide by it, so the member does nothing else before the
-	// store has it, or has refused it for the member's patience.
+	// store has it, or has refused it for the member's limit.
 	publish bool
 	// retry is the number of failed attempts after which the member has waited long enough, 0 if that is not the decision.
 	// Its status says so from now on, and the others take the member into an epoch again.
@@ -38,7 +38,7 @@ const (
 	outdated publication = "outdated" // it has changed since the member has published it
 	offline  publication = "offline"  // the store is out of reach
 	pending  publication = "pending"  // the store does not have it yet
-	refused  publication = "refused"  // the store has not taken it for the member's patience
+	refused  publication = "refused"  // the store has not taken it within the member's limit
 	stored   publication = "stored"   // the store has it
 )
 
@@ -50,8 +50,9 @@ type knowledge struct {
 	refusal     error         // what the store has said last, nil if that was no error
 	ends        bool          // all members of the last epoch are to leave
 	waited      time.Duration // at this boundary
-	missed      time.Duration // since a member of the last epoch is awaited at this boundary
-	hang        time.Duration // how long it may be until it is put out
+	missed      time.Duration // for how long the same members of the last epoch have been missing at this boundary
+	patience    time.Duration // the member's, after which it takes them to hang
+	late        []person      // members for whom it has aborted the last epoch; nil if it has not
 	rested      time.Duration // since the member was told of the last attempt that failed for it
 	failure     error         // of the last attempt at this member, nil before one and after one that did not fail
 	withdrawn   uint64        // the last step that the member was prepared for when it stopped waiting, 0 if none
@@ -63,7 +64,7 @@ type knowledge struct {
 // have formed an epoch without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out
 // of patience.
 func (k *knowledge) decide() decision {
-	k.overdue = k.outwaits()
+	k.hung = k.hanging()
 	if k.self.Wishes && k.self.Standing.stateless() {
 		return decision{err: ErrLeft}
 	}
@@ -96,21 +97,21 @@ func (k *knowledge) decide() decision {
 	return k.succeed(last)
 }
 
-// awaits reports whether a member of the last epoch is here and not at the boundary.
-func (k *knowledge) awaits() bool {
+// hanging returns the members that this one, if it is at the boundary behind its epoch, takes to hang: all that are
+// missing, if they have been for its patience. If it has aborted the epoch for that, the time is over for those that
+// were missing then. The others were in the exchange, and come.
+func (k *knowledge) hanging() []person {
 	last := k.last()
-	if last == nil {
-		return false
+	if last == nil || last.rank(k.self.person()) < 0 || !k.self.returned(last) {
+		return nil
 	}
-	blocked, _ := k.blocked(last)
-	return blocked != ""
-}
-
-// outwaits reports whether the member, which is at the boundary, has waited long enough for others of its epoch to take
-// them for hung. One that evaluates or writes a checkpoint takes less.
-func (k *knowledge) outwaits() bool {
-	last := k.last()
-	return k.missed > k.hang && last != nil && last.rank(k.self.person()) >= 0 && k.self.returned(last)
+	missing := k.missing(last)
+	if k.missed > k.patience {
+		return missing
+	}
+	return slices.DeleteFunc(missing, func(p person) bool {
+		return k.waiting(last, p) || !slices.ContainsFunc(k.late, p.matches)
+	})
 }
 
 // follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves
@@ -142,7 +143,7 @@ func (k *knowledge) succeed(last *record) decision {
 	outside := last.begun() && last.rank(k.self.person()) < 0
 	if outside && !k.ready(last, &k.self) {
 		attempts := last.attempts(k.self.Name)
-		if k.rested >= backoff(attempts, k.patience) {
+		if k.rested >= backoff(attempts, k.limit) {
 			return decision{retry: attempts}
 		}
 		reason := fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", attempts)
@@ -170,7 +171,7 @@ func (k *knowledge) succeed(last *record) decision {
 // conclude is what a member of the last epoch does once another one has said that the job ends with it, and there are
 // too few for a next one. It is not ok while somebody who is here is not at the boundary, or is still to commit.
 func (k *knowledge) conclude(last *record) (d decision, ok bool) {
-	if blocked, _ := k.blocked(last); blocked != "" && !k.overdue || k.self.Standing.stateless() {
+	if len(k.missing(last)) > len(k.hung) || k.self.Standing.stateless() {
 		return decision{}, false
 	}
 	if k.self.Standing == prepared && k.self.Step < k.step(last) {
@@ -205,7 +206,7 @@ func (k *knowledge) accompanied(last *record) bool {
 
 // idle is what a member does that has no epoch to enter or to propose.
 func (k *knowledge) idle(reason string) decision {
-	if k.self.Wishes && k.waited > k.patience { // as one that is lost: nobody is here who could take over its residual
+	if k.self.Wishes && k.waited > k.limit { // as one that is lost: nobody is here who could take over its residual
 		return decision{err: ErrLeft}
 	}
 	return decision{reason: reason}
@@ -214,7 +215,7 @@ func (k *knowledge) idle(reason string) decision {
 // unserved is what a member does whose store does not serve it.
 func (k *knowledge) unserved(reason string) decision {
 	d := k.idle(reason)
-	if d.err == nil && k.waited > k.patience {
+	if d.err == nil && k.waited > k.limit {
 		return decision{err: fmt.Errorf("%w: %s", ErrStore, reason)}
 	}
 	return d

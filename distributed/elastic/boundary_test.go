@@ -16,14 +16,23 @@ type change func(k *knowledge)
 
 func alone(k *knowledge) { k.publication = offline }
 func impatient(k *knowledge) {
-	k.waited = k.patience + 1
-	k.missed = k.hang + 1
+	k.waited = k.limit + 1
+	k.missed = k.patience + 1
 }
 func all(k *knowledge)      { k.ends = true }
 func told(k *knowledge)     { k.self.Wishes = true }
 func untold(k *knowledge)   { k.publication = outdated }
 func unstored(k *knowledge) { k.publication = pending }
 func rested(k *knowledge)   { k.rested = time.Hour }
+
+// missed has the member have aborted the epoch for others.
+func missed(names ...string) change {
+	return func(k *knowledge) {
+		for _, name := range names {
+			k.late = append(k.late, person{Name: name, Incarnation: "1"})
+		}
+	}
+}
 
 // isMember has the decision be that of a member whose status the store does not have.
 func isMember(s status) change { return func(k *knowledge) { k.self = s } }
@@ -82,7 +91,7 @@ func TestBoundary(t *testing.T) {
 		epochs[r.World] = r
 	}
 	here := func(r *record, present ...status) view {
-		return view{record: r, min: 1, patience: time.Minute, present: present}
+		return view{record: r, min: 1, limit: time.Minute, present: present}
 	}
 	bounded := func(members int, v view) view {
 		v.min, v.max = members, members
@@ -147,6 +156,20 @@ func TestBoundary(t *testing.T) {
 		"one does not come for as long as its patience": {
 			k:  knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), impatient),
 			do: "propose",
+		},
+		"one has hung in the exchange, which this one aborted for it": {
+			k:  knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), missed("b")),
+			do: "propose",
+		},
+		"… and another one that was there is on its way": {
+			k:   knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc, training, awaiting)), missed("b", "c")),
+			do:  "wait",
+			why: "c is not at the boundary",
+		},
+		"… but another one is at work": {
+			k:   knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), missed("c")),
+			do:  "wait",
+			why: "b is not at the boundary",
 		},
 		"… and the others would be too few": {
 			k:   knows(bounded(3, here(abc, at("a", abc), at("b", abc, training), at("c", abc))), impatient),

@@ -122,7 +122,7 @@ var pause func(c *churn) (events int)
 
 // restless is the configuration of a member that joins others.
 func restless(name string, dial dialer, form former) Config {
-	return Config{Name: name, Dial: dial, Form: form, Silence: silence, patience: 5 * time.Second}
+	return Config{Name: name, Dial: dial, Form: form, Silence: silence, limit: 5 * time.Second}
 }
 
 // next returns the name of the next member.

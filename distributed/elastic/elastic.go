@@ -108,10 +108,14 @@ type Config struct {
 	// TLS, which [FromEnv] sets, configures the connections between members, for Form. It may be nil.
 	TLS *tls.Config
 	// Silence is how long a member may be silent before the others go on without it, [DefaultSilence] unless set. Five
-	// times Silence, its patience, bounds each wait of a member: for the store, for a communicator, and for an epoch
-	// that can begin.
-	Silence  time.Duration
-	patience time.Duration // five times Silence unless a test sets it
+	// times Silence bounds each wait of a member: for the store, for a communicator, and for an epoch that can begin.
+	Silence time.Duration
+	limit   time.Duration // five times Silence unless a test sets it
+	// Patience is how long a member that lives may keep all others waiting, 10 min unless set. It counts from when the
+	// last of the others came to the exchange of a step, or to the boundary behind one. Then they take the
+	// member to hang, and go on without it unless they are fewer than Min. If it goes on, it joins again, without its
+	// residuals. Set Patience above the time of an evaluation or a checkpoint that other members wait for.
+	Patience time.Duration
 
 	// Form makes the communicator of an epoch, as [tcp.New] does. All members of the epoch call it. It may exchange
 	// addresses in the store, under names that contain the World; kv repeats refused writes until ctx ends. If its error
@@ -165,7 +169,9 @@ type Member struct {
 	session     time.Time        // when it began; zero before the first one
 	entries     map[string]entry // what the store has, by key (attend.go)
 	changed     chan struct{}    // closed by the next change
-	status      status           // of this member; but for Wishes, only the goroutine of Next and Commit changes it
+	status      status           // of this member; all but Wishes and Awaits is changed by Next and Commit alone
+	longWaits   int              // waits in exchanges that the others are told of; 0 if Awaits is ""
+	late        []person         // of the epoch, for whom this member has aborted it; nil if it has not
 	statusClaim claim            // the status as it is, or is to be, in the store (publish.go)
 	endClaim    claim            // the World of the epoch with the last step, once this member has made that
 	refusal     error            // why the store does not have these claims; nil if it took the last write
@@ -200,10 +206,10 @@ func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 	trainer.BeforeCommit(m.Commit)
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	m.gone.Go(m.attend)
-	bounded, stop := context.WithTimeout(ctx, cfg.patience)
+	bounded, stop := context.WithTimeout(ctx, cfg.limit)
 	defer stop()
 	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault })
-	// Where only patience has ended, Next goes on looking for the store.
+	// Where only the limit has ended it, Next goes on looking for the store.
 	if err != nil && (ctx.Err() != nil || bounded.Err() == nil) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
@@ -218,11 +224,17 @@ func (c *Config) complete() error {
 	if c.Min < 1 || c.Max != 0 && c.Max < c.Min {
 		return fmt.Errorf("bounds are %d and %d, want 1 <= Min <= Max, or a Max of 0", c.Min, c.Max)
 	}
+	if c.Silence < 0 || c.Patience < 0 {
+		return fmt.Errorf("Silence is %v and Patience %v, want times", c.Silence, c.Patience)
+	}
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
-	if c.patience == 0 {
-		c.patience = patienceFactor * c.Silence
+	if c.limit == 0 {
+		c.limit = limitFactor * c.Silence
+	}
+	if c.Patience == 0 {
+		c.Patience = defaultPatience
 	}
 	if c.Runtime == nil {
 		c.Runtime = cpu.New()

@@ -34,7 +34,7 @@ import (
 
 // quick are the times of members that wait in vain.
 func quick(cfg Config) Config {
-	cfg.Silence, cfg.patience = 400*time.Millisecond, time.Second
+	cfg.Silence, cfg.limit = 400*time.Millisecond, time.Second
 	return cfg
 }
 
@@ -160,7 +160,7 @@ func TestReplaceAll(t *testing.T) {
 		join := func() *trainee {
 			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Dial: dial, Min: most, Max: most}
 			cfg.Silence = 10 * time.Second
-			cfg.patience = time.Minute // nobody leaves out of patience
+			cfg.limit = time.Minute // nobody leaves out of patience
 			return newTrainee(t, log, cfg)
 		}
 		var all sync.WaitGroup
@@ -273,7 +273,7 @@ func TestAllLeaveAtABoundary(t *testing.T) {
 	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c"} {
-		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, patience: time.Minute}))
+		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, limit: time.Minute}))
 	}
 	for _, a := range list[:2] {
 		go func() {
@@ -440,7 +440,7 @@ func TestRefused(t *testing.T) {
 		}
 		require.ErrorIs(t, err, comm.ErrMismatch)
 		cfg := a.cfg
-		cfg.patience = 30 * time.Second
+		cfg.limit = 30 * time.Second
 		_, err = Join(t.Context(), cfg, Plain{})
 		require.ErrorIs(t, err, ErrIdentity)
 		cfg.Name, cfg.Terms = "b", "v2"
@@ -515,7 +515,7 @@ func TestBindFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server, tried := store.NewServer(store.Options{}), 0
 		dial := func(context.Context) (store.Store, error) { return server.Local("a"), nil }
-		cfg := Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, patience: 300 * time.Millisecond, Silence: time.Second}
+		cfg := Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, limit: 300 * time.Millisecond, Silence: time.Second}
 		m, err := Join(t.Context(), cfg, &altered{Trainer: Plain{}, bind: func(context.Context, comm.Communicator) error {
 			tried++
 			return comm.ErrPeerFailed
@@ -944,60 +944,43 @@ func stoppedWaiting(t *testing.T) {
 	}
 }
 
-// TestHung: a member that lives, and comes to no boundary, is put out after the patience of the others, whose waits in
-// a step have a bound. When it goes on, it joins them again.
-func TestHung(t *testing.T) { bubble(t, hung) }
+// TestHung: a member that lives, and does not come to the exchange of a step, is put out after Patience, over
+// communicators whose waits have no end. When it goes on, it joins the others again.
+func TestHung(t *testing.T) { bubble(t, func(t *testing.T) { hung(t, nil) }) }
 
-// A member that evaluates for longer than the others' patience keeps its place, also when a newcomer waits meanwhile.
-func TestEvaluates(t *testing.T) { bubble(t, evaluates) }
-
-func evaluates(t *testing.T) {
-	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
-	var list []*trainee
-	for i := range 3 {
-		cfg := quick(Config{Name: name(i), Dial: dial, Min: 2})
-		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
-			c, err := rooms.form(ctx, kv, p)
-			if err != nil {
-				return nil, err
-			}
-			return comm.Limit(c, cfg.Silence, nil), nil
-		}
-		list = append(list, newTrainee(t, log, cfg))
-	}
-	var evaluated atomic.Bool
-	together(t, list, func(a *trainee, e *Epoch, made int) bool {
-		if evaluated.Load() || a == list[2] && a.steps > 3 {
-			assert.Len(t, e.Members, 3)
-		}
-		if a == list[2] && a.steps == 3 && len(e.Members) == 3 && !evaluated.Load() {
-			time.Sleep(3 * a.cfg.patience)
-			evaluated.Store(true)
-		}
-		return evaluated.Load() && len(e.Members) == 3 && made == 5
+// TestHungBoundary: the same if the others wait at a boundary, as their waits in a step have a bound.
+func TestHungBoundary(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		hung(t, func(c comm.Communicator) comm.Communicator { return comm.Limit(c, 100*time.Millisecond, nil) })
 	})
-	log.repeat(t, list[0].steps, list)
-	for _, a := range list {
-		assert.NoError(t, a.Close())
+}
+
+// patient are the times of members that wait for others which live.
+func patient(cfg Config) Config {
+	cfg = quick(cfg)
+	cfg.Patience = 8 * time.Second
+	return cfg
+}
+
+// wrapped forms communicators with a wrapper, if that is not nil.
+func wrapped(form func(context.Context, store.Store, Place) (comm.Communicator, error), wrap func(comm.Communicator) comm.Communicator) func(context.Context, store.Store, Place) (comm.Communicator, error) {
+	return func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+		c, err := form(ctx, kv, p)
+		if err != nil || wrap == nil {
+			return c, err
+		}
+		return wrap(c), nil
 	}
 }
 
-func hung(t *testing.T) {
+func hung(t *testing.T, wrap func(comm.Communicator) comm.Communicator) {
 	const hangs = 3
 	said := logtest.Capture(t)
 	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
 	var list []*trainee
 	for i := range 3 {
-		cfg := quick(Config{Name: name(i), Dial: dial, Min: 2})
-		cfg.Silence /= 4
-		cfg.patience /= 4
-		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
-			c, err := rooms.form(ctx, kv, p)
-			if err != nil {
-				return nil, err
-			}
-			return comm.Limit(c, cfg.Silence, nil), nil
-		}
+		cfg := patient(Config{Name: name(i), Dial: dial, Min: 2})
+		cfg.Form = wrapped(rooms.form, wrap)
 		list = append(list, newTrainee(t, log, cfg))
 	}
 	goesOn := make(chan struct{})
@@ -1011,7 +994,9 @@ func hung(t *testing.T) {
 			<-goesOn
 		case len(e.Members) == 2 && made == 2:
 			once.Do(func() {
-				assert.Less(t, time.Since(*began.Load()), a.cfg.Silence+2*a.cfg.hang())
+				took := time.Since(*began.Load())
+				assert.GreaterOrEqual(t, took, a.cfg.Patience)
+				assert.Less(t, took, a.cfg.Patience+3*a.cfg.Silence)
 				close(goesOn)
 			})
 		}
@@ -1019,12 +1004,68 @@ func hung(t *testing.T) {
 	})
 	assert.True(t, log.joined[within(list[0].epoch.Number, name(2))])
 	log.repeat(t, list[0].steps, list)
-	assert.NotEmpty(t, said.Lines("going on without members that live, but do not come to the boundary"))
+	out := said.Lines("going on without members that live, but do not come")
+	if assert.NotEmpty(t, out) {
+		assert.Contains(t, out[0], fmt.Sprintf("hung=%q", name(2)))
+		assert.Contains(t, out[0], "Config.Patience")
+	}
 	assert.Len(t, said.Lines("the residuals of lost members are gone"), 1)
 	dropped := said.Lines("this member joins again, without its residuals")
 	if assert.Len(t, dropped, 1) {
 		assert.Contains(t, dropped[0], fmt.Sprintf("member=%q", name(2)))
 	}
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
+// TestEvaluates: members that are slower than the others keep their places: each comes within Patience of the one
+// before it, and nobody counts from the first. Where the exchange is aborted meanwhile, they do as well.
+func TestEvaluates(t *testing.T) { bubble(t, func(t *testing.T) { evaluates(t, 3, 2, nil) }) }
+
+// TestEvaluatesBoundary: the same if the others wait at the boundary.
+func TestEvaluatesBoundary(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		evaluates(t, 3, 2, func(c comm.Communicator) comm.Communicator { return comm.Limit(c, 100*time.Millisecond, nil) })
+	})
+}
+
+// TestHungMin: a member that hangs keeps its place if the others are fewer than Min.
+func TestHungMin(t *testing.T) { bubble(t, func(t *testing.T) { evaluates(t, 2, 2, nil) }) }
+
+// evaluates has all members but the first be slow once, each for 3/4 of Patience more than the one before it. Of as
+// few as there have to be, each is slower than Patience.
+func evaluates(t *testing.T, members, least int, wrap func(comm.Communicator) comm.Communicator) {
+	const slow, steps = 3, 9
+	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
+	var list []*trainee
+	for i := range members {
+		cfg := patient(Config{Name: name(i), Dial: dial, Min: least})
+		cfg.Form = wrapped(rooms.form, wrap)
+		list = append(list, newTrainee(t, log, cfg))
+	}
+	var done [3]bool
+	var began atomic.Uint64 // the epoch in which the members are slow
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if a.steps >= slow {
+			assert.Len(t, e.Members, members)
+		}
+		if a.steps >= slow && members == least { // nor do they make the step again
+			began.CompareAndSwap(0, e.Number)
+			assert.Equal(t, began.Load(), e.Number)
+		}
+		rank := slices.Index(list, a)
+		if len(e.Members) == members && a.steps >= slow && !done[rank] {
+			done[rank] = true
+			more := 3 * a.cfg.Patience / 4
+			if members == least {
+				more = 2 * a.cfg.Patience
+			}
+			time.Sleep(time.Duration(rank) * more)
+		}
+		return a.steps >= steps && done[rank]
+	})
+	log.repeat(t, list[0].steps, list)
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}

@@ -274,7 +274,7 @@ func TestForgedLastEpoch(t *testing.T) {
 		next := *r
 		next.Number++
 		next.Failed = r.failures(nil, r.Members[1:])
-		m := &Member{cfg: Config{Name: "a", patience: time.Second}}
+		m := &Member{cfg: Config{Name: "a", limit: time.Second}}
 		err := m.propose(t.Context(), nil, new(vigil), &next, 0)
 		assert.ErrorIs(t, err, comm.ErrMismatch, name)
 		assert.ErrorContains(t, err, "no epoch follows the one in the store", name)

@@ -57,7 +57,7 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 		if failing.IsZero() {
 			failing = time.Now()
 		}
-		if !lost(err) || ctx.Err() != nil || time.Since(failing) > m.cfg.patience {
+		if !lost(err) || ctx.Err() != nil || time.Since(failing) > m.cfg.limit {
 			return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 		}
 		slog.Warn("elastic: an epoch failed before its first step", "member", m.cfg.Name, "epoch", e.Number, "err", err)
@@ -225,6 +225,7 @@ func (m *Member) begin(r *record, c comm.Communicator) {
 	}
 	m.formed = true
 	joined := r.Members[c.Rank()].Fresh
+	c = m.attendWaits(c, r)
 	m.change(func() {
 		m.epoch = &Epoch{Number: r.Number, Members: names, Comm: c, Joined: joined, record: r}
 		m.ends = false
@@ -241,7 +242,7 @@ func (m *Member) begin(r *record, c comm.Communicator) {
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.
 func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator, err error) {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.patience)
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.limit)
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -27,8 +27,8 @@ var matrix = []struct {
 	{"**lost in a step**: a member is killed, or its connections end", "the step is rolled back or committed on all who are left, and they go on", tests(TestChurn, TestInDoubt, TestView)},
 	{"**lost unnoticed**: the same over communicators that do not notice, as NCCL's", "the step is rolled back a quarter of `Silence` after the member's entry in the store is gone", tests(TestUnnoticed)},
 	{"**lost while joining**: the same before it has made a step", "the attempt fails, and an epoch without it follows", tests(TestChurn)},
-	{"**hung**: a member lives, and does not come to the boundary where the others are", "the others go on without it after 300 times `Silence` (10 min), unless they are fewer than `Min`; it joins again when it goes on", tests(TestHung, TestEvaluates, TestBoundary)},
-	{"**store slow**, or out of reach for a while", "members train on; a member that joins, or is at a boundary, waits, and has `ErrStore` after the member's patience", tests(TestBoundary, TestRefused)},
+	{"**hung**: a member lives, and does not come to the exchange or the boundary where the others wait", "the others go on without it after `Patience` (10 min unless set), unless they are fewer than `Min`; it joins again when it goes on", tests(TestHung, TestHungBoundary, TestHungMin, TestEvaluates, TestBoundary)},
+	{"**store slow**, or out of reach for a while", "members train on; a member that joins, or is at a boundary, waits, and has `ErrStore` after five times `Silence`", tests(TestBoundary, TestRefused)},
 	{"**partition**", "`ErrStore` for members that are cut off from the store, which join again; the others go on", tests(TestBoundary, TestOneOfThree, TestLeaverWaits)},
 	{"**two of one name**; other terms", "`ErrIdentity`; `ErrMismatch`, both in `Join`, or in `Next` if no store was in reach", tests(TestRefused)},
 	{"**state differs**", "`ErrMismatch` on all that names who differs, before the first step of the epoch", tests(TestHash)},
@@ -36,7 +36,7 @@ var matrix = []struct {
 	{"**late**: a member comes when the others have made the last step", "`ErrEnded`, unless it has made all steps", tests(TestEnded, TestEndedWithout)},
 	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
 	{"**forged or damaged entries** in the store", "what no member writes is logged and ignored; an epoch whose step is not the member's is `ErrMismatch`", tests(TestForgedEpochIsReplaced, TestForgedEntries, TestForgedStep)},
-	{"**no epoch can begin**", "the error of `Rebind`, after the member's patience", tests(TestBindFails)},
+	{"**no epoch can begin**", "the error of `Rebind`, after five times `Silence`", tests(TestBindFails)},
 }
 
 func tests(list ...func(*testing.T)) []func(*testing.T) { return list }

@@ -128,7 +128,7 @@ func (m *Member) write(kv store.Store) (key string, err error) {
 	}
 	draft := *c
 	m.mu.Unlock()
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.limit)
 	defer cancel()
 	now, err := draft.write(ctx, kv)
 	m.change(func() {
@@ -159,14 +159,14 @@ func (m *Member) ending() bool {
 }
 
 // finishJob has the store say that the last step is made, in an epoch or while the next one was formed. It waits
-// until that is so, for its patience at most: who comes later would wait for members that have the state.
+// until that is so, for five times Silence at most: who comes later would wait for members that have the state.
 func (m *Member) finishJob(e *Epoch) {
 	if m.epoch != nil && m.epoch.Comm != nil { // Commit may have formed another one in the last step
 		e = m.epoch
 	}
 	m.change(func() { m.endClaim.want = e.record.World })
 	m.wake()
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.limit)
 	defer cancel()
 	var refusal error
 	err := m.wait(ctx, func() (bool, error) {

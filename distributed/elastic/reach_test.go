@@ -343,7 +343,7 @@ func nobodyReaches(t *testing.T, says, old, never bool) {
 		away.Store(false)
 	}
 	all.Wait()
-	assert.LessOrEqual(t, longest, list[0].cfg.patience+time.Second/2, "more than one attempt")
+	assert.LessOrEqual(t, longest, list[0].cfg.limit+time.Second/2, "more than one attempt")
 	if !never {
 		// Attempts of 1 s, 2, 4, 8, 16 s apart.
 		assert.Greater(t, rounds, int(24*time.Second/(2*pace)))

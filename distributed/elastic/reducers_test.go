@@ -83,7 +83,7 @@ func TestReducers(t *testing.T) {
 			var list []*trainee
 			for _, name := range []string{"a", "b", "c", "d"} {
 				cfg := Config{Name: name, Form: form, Dial: dial, Max: 3}
-				cfg.patience = time.Minute // nobody is lost but the one that is killed
+				cfg.limit = time.Minute // nobody is lost but the one that is killed
 				a := newTrainee(t, log, cfg)
 				alone := noop.New(a.rt)
 				if kind == "ddp" {

@@ -64,6 +64,7 @@ type status struct {
 	Standing    standing // where it is in its life; the zero value is refused
 	Entered     string   // World of the last epoch that it tried to form; "" for a member that joins
 	Formed      string   // the World of the last epoch whose communicator it has made, "" before one
+	Awaits      string   `json:",omitempty"` // the World of the epoch in an exchange of which it waits for long; or ""
 	Step        uint64   // steps that it has committed
 	Wishes      bool     // to leave, about which the members vote
 	Unreached   []int    `json:",omitempty"` // ranks of the epoch entered that it has tried to connect to in vain

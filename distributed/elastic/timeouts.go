@@ -6,14 +6,19 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
+// defaultPatience is how long a member that lives may keep all others waiting: between two steps it may evaluate, or
+// write a checkpoint.
+const defaultPatience = 10 * time.Minute
+
 // DefaultSilence is how long a member may be silent before the others go on without it.
 const DefaultSilence = 2 * time.Second
 
-// patienceFactor makes a member wait for several times Silence before it fails: the leases of lost members end
+// limitFactor makes a member wait for several times Silence before it fails: the leases of lost members end
 // meanwhile, and what is repeated has been tried a few times.
-const patienceFactor = 5
+const limitFactor = 5
 
-// All other times follow from Silence, in which the network and the processes do what they have to, and from patience.
+// All other times follow from Silence, in which the network and the processes do what they have to, and from its
+// multiple limit.
 
 // glance is how often a member at a boundary looks at the clock: each time that follows is later by that at most.
 func (c *Config) glance() time.Duration { return c.Silence / 8 }
@@ -38,19 +43,16 @@ func (c *Config) conflict(kv store.Store) time.Duration {
 	return 2 * lease
 }
 
-// hangFactor makes it ten minutes, with the default Silence, until a member that lives is taken to hang: between two
-// steps it may evaluate, or write a checkpoint.
-const hangFactor = 60
-
-// hang is how long the others wait at a boundary for a member that lives.
-func (c *Config) hang() time.Duration { return hangFactor * c.patience }
+// tell is how long a wait in an exchange lasts until the others are told of it: waits of healthy steps end
+// before that, and cost the store nothing.
+func (c *Config) tell() time.Duration { return c.Patience / 4 }
 
 // late is how long an attempt at an epoch has to last before a member tells whom it has not reached: what is missing
 // earlier may have been about to come.
-func (c *Config) late() time.Duration { return c.patience / 2 }
+func (c *Config) late() time.Duration { return c.limit / 2 }
 
 // backoff is how long a member waits after attempts that failed for it: twice as long after each, as each takes the
 // time of all.
-func backoff(attempts int, patience time.Duration) time.Duration {
-	return patience << min(attempts, maxDoublings)
+func backoff(attempts int, limit time.Duration) time.Duration {
+	return limit << min(attempts, maxDoublings)
 }

@@ -116,7 +116,7 @@ func (s *status) check(name string) error {
 	if s.Entered == "" && !s.Standing.stateless() {
 		return errors.New("it has the state, and has entered no epoch")
 	}
-	for _, world := range []string{s.Entered, s.Formed} {
+	for _, world := range []string{s.Entered, s.Formed, s.Awaits} {
 		if world == "" {
 			continue
 		}

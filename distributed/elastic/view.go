@@ -46,9 +46,9 @@ type view struct {
 	entered  *record       // what this member has entered last, nil for one that joins
 	present  []status      // of the members in the store, by name
 	min, max int           // members of an epoch; max 0 is any number
-	patience time.Duration // the member's
+	limit    time.Duration // of each wait of the member for the store and for an epoch
 	orphaned time.Duration // for how long nobody has been here who has the state
-	overdue  bool          // this member has waited long enough at the boundary to take missing members for hung
+	hung     []person      // members of the last epoch that this one takes to hang; nil if there are none
 	final    string        // the World of the epoch with the last step of the job, "" before that
 }
 
@@ -106,7 +106,7 @@ func (v *view) formed(r *record) bool {
 func (v *view) next() (next *record, reason string) {
 	last := v.last()
 	blocked, needed := v.blocked(last)
-	if needed && !v.overdue {
+	if needed {
 		return nil, blocked
 	}
 	step := v.step(last)
@@ -135,7 +135,7 @@ func (v *view) next() (next *record, reason string) {
 		return nil, blocked
 	case len(next.Members) < max(v.min, 1):
 		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
-	case len(g.stay) == 0 && last.begun() && v.orphaned <= v.patience:
+	case len(g.stay) == 0 && last.begun() && v.orphaned <= v.limit:
 		return nil, "no member that has the state is here"
 	case len(g.stay) == 0:
 		v.begin(next)
@@ -149,7 +149,7 @@ func (v *view) next() (next *record, reason string) {
 }
 
 // blocked says which member of the last epoch is not at the boundary behind it, "" if all that are here are. The next
-// epoch needs that member unless it has no state, and the attempt to give it one has failed, or it is overdue.
+// epoch needs that member unless it has no state, and the attempt to give it one has failed, or it hangs.
 func (v *view) blocked(last *record) (reason string, needed bool) {
 	for i := range v.present {
 		s := &v.present[i]
@@ -158,6 +158,9 @@ func (v *view) blocked(last *record) (reason string, needed bool) {
 			continue
 		}
 		reason = printable.Text(s.Name) + " is not at the boundary"
+		if slices.ContainsFunc(v.hung, s.person().matches) {
+			continue
+		}
 		if v.formed(last) || !last.Members[rank].Fresh || !s.Standing.stateless() {
 			return reason, true
 		}

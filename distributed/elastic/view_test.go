@@ -36,6 +36,7 @@ func withResult(s *status) { s.Standing = prepared }
 func votedOut(s *status)   { s.Standing, s.Wishes = leaving, true }
 func unformed(s *status)   { s.Formed = "" }
 func training(s *status)   { s.Standing = s.Standing.inside() }
+func awaiting(s *status)   { s.Awaits = s.Entered }
 func again(s *status)      { s.Incarnation = "2" }
 func ahead(s *status)      { s.Step++ }
 func withoutAny(s *status) { s.Standing = joining }

@@ -69,6 +69,7 @@ type simulated struct {
 	dead     bool
 	leaves   bool
 	cut      bool // from the store, as Next has said last
+	hangs    bool // in its next step, until it is false again
 	err      error
 	cancel   context.CancelFunc
 	ended    chan struct{}
@@ -92,7 +93,7 @@ func (j *job) join() *simulated {
 	for i, v := range [][]float32{m.values, m.gradient} {
 		m.x[i] = must(cpu.Wrap(m.rt, v))
 	}
-	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Runtime: m.rt, Tensors: m.x[:1]}
+	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Patience: j.patience(), Runtime: m.rt, Tensors: m.x[:1]}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}
@@ -229,6 +230,9 @@ func (m *simulated) train(ctx context.Context) error {
 			return nil
 		}
 		sim.Sleep(m.Between(time.Millisecond, m.pace))
+		for m.hangs {
+			sim.Sleep(10 * time.Millisecond)
+		}
 		if failed = m.step(ctx, e); failed != nil {
 			m.Event("step %d fails: %v", m.done, failed)
 			if errors.Is(failed, comm.ErrMismatch) || errors.Is(failed, comm.ErrArgument) {
@@ -392,7 +396,7 @@ func (j *job) gone(m *simulated) {
 func (j *job) event() {
 	any := j.members[j.IntN(len(j.members))]
 	alone := len(j.members) == 1
-	switch kind := j.IntN(10); {
+	switch kind := j.IntN(11); {
 	case alone || kind == 0:
 		if len(j.members) < 5 {
 			j.join()
@@ -445,6 +449,8 @@ func (j *job) event() {
 		j.refuse()
 	case kind == 8:
 		j.isolate(any)
+	case kind == 9:
+		j.hang(any)
 	case len(j.fronts) > 0 && j.Chance(2):
 		j.loseFront()
 	case j.Chance(2): // the store is slow
@@ -486,6 +492,28 @@ func (j *job) leave(m *simulated) {
 		m.Leave()
 	}
 }
+
+// hang has a member live, and not come to the exchange of a step. The others go on without it, and with it once it goes on.
+func (j *job) hang(m *simulated) {
+	if !j.spare(m) {
+		return
+	}
+	events++
+	j.Event("%s hangs", m.name)
+	m.hangs = true
+	j.gone(m)
+	if j.Chance(2) {
+		j.converge("without a member that hangs")
+	} else {
+		sim.Sleep(j.Between(0, 2*j.patience()))
+	}
+	m.hangs = false
+	j.Event("%s goes on", m.name)
+	j.members = append(j.members, m)
+}
+
+// patience is how long members wait for one that hangs.
+func (j *job) patience() time.Duration { return 6 * j.silence }
 
 // kill ends a member's process, or its host.
 func (j *job) kill(m *simulated) {

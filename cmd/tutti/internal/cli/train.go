@@ -174,6 +174,8 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 		"precision of a microbatch's gradient, in `bits`; 0 is as many as their number allows")
 	t.registerOuter(flags)
 	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "let members come and go, under tutti launch --min")
+	flags.DurationVar(&t.cfg.Patience, "patience", t.cfg.Patience,
+		"how long a member that lives may keep the others of --elastic waiting, before they go on without it; 0s is 10m")
 	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network predicts, instead of the digits")
 	flags.BoolVar(&t.cfg.Turned, "turned", false,
 		"turn and mirror images at random and add noise, which makes them harder to recognize")

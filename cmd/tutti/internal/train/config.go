@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -44,6 +45,8 @@ type Config struct {
 	Reproducible, ReproducibleBits int
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool
+	// Patience is how long a member that lives may keep the others waiting: of an [elastic.Config].
+	Patience time.Duration
 
 	// Text is a file of which the model predicts each byte from those before it, instead
 	// of digits.
@@ -113,6 +116,8 @@ func (c Config) Validate() error {
 			c.Outer.Delay, c.Outer.Every/fragments, fragments)
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
+	case c.Elastic && c.Patience < 0:
+		return bad("patience", c.Patience, "0 s or more")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has no outer loop and no hosts")
 	case c.Reproducible == 0 && c.ReproducibleBits != 0:

@@ -154,7 +154,7 @@ func membership(rt runtime.Runtime, cfg Config) (elastic.Config, error) {
 	if err != nil {
 		return elastic.Config{}, err
 	}
-	conf, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
+	conf, err := elastic.FromEnv(elastic.Config{Runtime: rt, Patience: cfg.Patience, Terms: fmt.Sprintf("%+v", cfg)})
 	if err != nil {
 		return conf, err
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestMemberSilence: all times of a member follow from --tcp-silence, which launchers give ranks in the environment.
-func TestMemberSilence(t *testing.T) {
+// TestMemberTimes: the times of a member follow from --tcp-silence, which launchers give ranks in the environment, and
+// from --patience.
+func TestMemberTimes(t *testing.T) {
 	for name, value := range map[string]string{
 		"TUTTI_RANK":             "0",
 		"TUTTI_WORLD_SIZE":       "1",
@@ -35,5 +36,11 @@ func TestMemberSilence(t *testing.T) {
 		conf, err := membership(rt, Default(sparse.Dense))
 		require.NoError(t, err)
 		assert.Equal(t, want, conf.Silence, "%s=%q", env.TCPSilence, text)
+		assert.Zero(t, conf.Patience, "it is the package's")
 	}
+	cfg := Default(sparse.Dense)
+	cfg.Patience = time.Minute
+	conf, err := membership(rt, cfg)
+	require.NoError(t, err)
+	assert.Equal(t, time.Minute, conf.Patience)
 }
