@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 )
 
@@ -79,5 +80,41 @@ func TestReversed(t *testing.T) {
 	require.ErrorContains(t, err, "post receives in the order of the sends, or before them")
 	for _, c := range ranks {
 		_ = c.Close() // the rank whose sends were not received has an error
+	}
+}
+
+// TestUnread: a rank whose peer does not receive says after a while what it sends to whom, and how much of that nobody
+// has received: many messages that fill the window, and one that is longer than it.
+func TestUnread(t *testing.T) {
+	const long = 8 << 20
+	for name, c := range map[string]struct{ messages, bytes int }{"short": {20_000, 1}, "long": {1, long}} {
+		t.Run(name, func(t *testing.T) {
+			said := logtest.Capture(t)
+			rt := hosttest.NewRuntime(t)
+			p := hosttest.Allocate(t, rt, long)
+			ranks := open(t, 2, over(new(networktest.Pipes)))
+			for tag := range uint32(c.messages) {
+				require.NoError(t, ranks[1].Send(p, c.bytes, dtype.U8, 0, 7+tag))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				defer cancel()
+				assert.Eventually(t, func() bool { return len(said.Lines("until it receives")) > 0 }, time.Minute, time.Millisecond)
+			}()
+			err := ranks[1].Sync(ctx)
+			require.ErrorIs(t, err, comm.ErrCanceled)
+			first := said.Lines("until it receives")[0]
+			for _, text := range []string{first, err.Error()} {
+				assert.Regexp(t, `to rank 0.*[1-9]\d* bytes have gone to rank 0 without a receive, and the others wait until it receives`, text)
+			}
+			if c.messages == 1 {
+				assert.Contains(t, first, "send of 8388608 u8 to rank 0, tag 7")
+			}
+			assert.Contains(t, first, "rank=1")
+			for _, c := range ranks {
+				_ = c.Close() // the rank whose sends were not received has an error
+			}
+		})
 	}
 }

@@ -66,6 +66,10 @@ func (c *credit) early() int {
 	return bytes
 }
 
+// unread returns the bytes of early messages of this rank, announcements included, for which the peer has not returned
+// the credit. Called by wire.Unread; mu is held.
+func (c *credit) unread() int { return c.window - c.available }
+
 // due reports whether the peer needs its credit back now: a fourth of the window, or anything if it has
 // none to announce a message. Called by pair.choose, chooseMessages and urgent; mu is held.
 func (c *credit) due() bool {

@@ -273,6 +273,17 @@ func (w *wire) Early(rank int) int {
 	return p.credit.early()
 }
 
+// Unread implements [schedule.Bounded].
+func (w *wire) Unread(rank int) int {
+	p := w.pairs[rank]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.outbox.waiting.Empty() && len(p.outbox.ungranted) == 0 {
+		return 0
+	}
+	return p.credit.unread()
+}
+
 // complete notes a message that is done. Called by the outbox and the inbox, with pair.mu held.
 func (w *wire) complete(id, bytes int) {
 	w.mu.Lock()

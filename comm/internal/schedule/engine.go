@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
@@ -61,11 +62,12 @@ type Engine struct {
 	groups    uint64      // number of the last group; 0 before the first
 	segment   segment     // memory that the ranks share; zero if they share none
 
-	log      callLog // the collectives that were called
-	passed   uint64  // calls up to the last barrier or Split that is done
-	peers    []peer  // what is known of other ranks, by rank
-	reported uint64  // number of the last collective that was reported, plus one
-	departed int     // ranks whose last message has come
+	log       callLog     // the collectives that were called
+	passed    uint64      // calls up to the last barrier or Split that is done
+	peers     []peer      // what is known of other ranks, by rank
+	reported  uint64      // number of the last collective that was reported, plus one
+	crowdings repeats.Log // waits whose messages lack receives
+	departed  int         // ranks whose last message has come
 }
 
 // Links says what lies between the ranks of a communicator.

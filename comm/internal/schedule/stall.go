@@ -91,7 +91,7 @@ func (e *Engine) latecomers(f backend.InFlight) []int {
 		o := e.oldest()
 		return m != nil && o != nil && m.number >= o.number
 	}
-	return slices.DeleteFunc(sources(f), func(r int) bool { return r == e.rank || waits(r) })
+	return slices.DeleteFunc(peers(f, comm.OpRecv, f.Missing), func(r int) bool { return r == e.rank || waits(r) })
 }
 
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
@@ -129,26 +129,33 @@ func (e *Engine) describe() (f backend.InFlight) {
 	return f
 }
 
-// crowded says which ranks that a wait waits for can send nothing, for want of receives for what they have sent.
+// crowded says which ranks that a wait waits for can send nothing, for want of receives for what they have sent, and
+// which messages cannot be sent for the same reason. Collectives have their own words for a rank that comes late.
 func (e *Engine) crowded(f backend.InFlight) (reports []string) {
 	wire, ok := e.wire.(Bounded)
 	if !ok {
 		return nil
 	}
-	for _, r := range sources(f) {
+	for _, r := range peers(f, comm.OpRecv, f.Missing) {
 		if bytes := wire.Early(r); bytes > 0 {
 			reports = append(reports, fmt.Sprintf("%d bytes of messages have come from rank %d before their receives, "+
 				"and no more fit: post receives in the order of the sends, or before them", bytes, r))
 		}
 	}
+	for _, r := range peers(f, comm.OpSend, nil) {
+		if bytes := wire.Unread(r); bytes > 0 {
+			reports = append(reports, fmt.Sprintf("%d bytes have gone to rank %d without a receive, "+
+				"and the others wait until it receives", bytes, r))
+		}
+	}
 	return reports
 }
 
-// sources are the ranks from which something is to come, sorted.
-func sources(f backend.InFlight) []int {
-	all := slices.Clone(f.Missing)
+// peers are the other ranks of messages of one kind, and those in a list, sorted.
+func peers(f backend.InFlight, kind comm.Op, list []int) []int {
+	all := slices.Clone(list)
 	for _, m := range f.Messages {
-		if m.Op == comm.OpRecv {
+		if m.Op == kind {
 			all = append(all, m.Peer)
 		}
 	}

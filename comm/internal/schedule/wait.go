@@ -3,15 +3,19 @@ package schedule
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // watch is what a wait knows of itself. The zero watch is the beginning of a wait.
 type watch struct {
-	pace  poll.Pace // of looking: spins, then sleeps
-	moves int       // times that something moved since the wait has attended
+	pace     poll.Pace         // of looking: spins, then sleeps
+	moves    int               // times that something moved since the wait has attended
+	reminder *waiting.Reminder // of a wait in which nothing moves; nil before that has lasted
 }
 
 // attendMoves is after how many moves a wait attends that is not stalled, some milliseconds.
@@ -24,6 +28,28 @@ func (w *watch) attends() bool { return w.pace.Stalled() || w.moves >= attendMov
 func (w *watch) goOn() {
 	w.pace = poll.Pace{}
 	w.moves++
+	w.stop()
+}
+
+// stop ends the reminders.
+func (w *watch) stop() {
+	if w.reminder != nil {
+		w.reminder.Stop()
+		w.reminder = nil
+	}
+}
+
+// reminds reports whether it is time for a long wait to say what it waits for, and how long nothing has moved.
+func (w *watch) reminds() (waited time.Duration, due bool) {
+	if w.reminder == nil {
+		w.reminder = waiting.Remind()
+	}
+	select {
+	case <-w.reminder.C:
+		return w.reminder.Next(), true
+	default:
+		return 0, false
+	}
 }
 
 // wait waits until nothing is in flight, or ctx ends. op is the call that waits.
@@ -31,6 +57,7 @@ func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 	e.waiters.Add(1)
 	defer e.waited()
 	var w watch
+	defer w.stop()
 	for {
 		if idle, err := e.drain(&w, op); err != nil || idle {
 			return err
@@ -83,12 +110,30 @@ func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	}
 	if w.pace.Long() {
 		e.reportStall()
+		e.sayCrowded(w)
 	}
 	w.moves = 0
 	if err := e.attend(); err != nil {
 		return false, e.fail(op, err)
 	}
 	return false, nil
+}
+
+// sayCrowded says ever less often what a wait waits for if messages lack receives: perhaps the program calls them in an
+// order in which nobody can go on. The caller holds mu.
+func (e *Engine) sayCrowded(w *watch) {
+	waited, due := w.reminds()
+	if !due {
+		return
+	}
+	f := e.describe()
+	if len(f.Messages) == 0 || len(e.crowded(f)) == 0 {
+		return
+	}
+	if times, due := e.crowdings.Count(""); due {
+		slog.Warn(e.Check.Backend+": a wait lasts, as messages lack receives",
+			"rank", e.rank, "waits for", f.String(), "waited", waited, "times", times)
+	}
 }
 
 // expire ends a wait whose context has ended. The launcher may be slow to hear of it, so that no lock is held then.

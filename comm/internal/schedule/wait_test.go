@@ -40,26 +40,33 @@ func TestLostRankBesideTraffic(t *testing.T) {
 // crowded is a wire that has no room for messages of rank 1 before their receives.
 type crowded struct{ *wire }
 
-func (crowded) Early(rank int) int { return 300 * rank }
+func (crowded) Early(rank int) int  { return 300 * rank }
+func (crowded) Unread(rank int) int { return 500 * rank }
 
-// A wait for a rank that can send nothing, for want of receives, says so: for a message and for a collective.
+// A wait for a rank that can send nothing, or to which nothing can be sent, for want of receives, says so: for a message
+// and for a collective.
 func TestCrowded(t *testing.T) {
-	const reason = "300 bytes of messages have come from rank 1 before their receives, and no more fit: " +
+	const early = "300 bytes of messages have come from rank 1 before their receives, and no more fit: " +
 		"post receives in the order of the sends, or before them"
 	values := []int64{1}
 	p := hostmem.Addr(values)
 	defer runtime.KeepAlive(values) // the engines have its address alone
-	for name, call := range map[string]func(c comm.Communicator) error{
-		"message":    func(c comm.Communicator) error { return c.Recv(p, 1, dtype.I64, 1, 0) },
-		"collective": func(c comm.Communicator) error { return c.Broadcast(p, 1, dtype.I64, 1) },
+	const unread = "500 bytes have gone to rank 1 without a receive, and the others wait until it receives"
+	for name, call := range map[string]struct {
+		do     func(c comm.Communicator) error
+		reason string
+	}{
+		"message":           {func(c comm.Communicator) error { return c.Recv(p, 1, dtype.I64, 1, 0) }, early},
+		"collective":        {func(c comm.Communicator) error { return c.Broadcast(p, 1, dtype.I64, 1) }, early},
+		"message that goes": {func(c comm.Communicator) error { return c.Send(p, 1, dtype.I64, 1, 0) }, unread},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(2)
 			c := n.joinBy(0, crowded{n.wires[0]})
-			require.NoError(t, call(c))
+			require.NoError(t, call.do(c))
 			err := c.Sync(&ending{t.Context(), func() {}})
 			require.ErrorIs(t, err, comm.ErrTimeout)
-			require.ErrorContains(t, err, reason)
+			require.ErrorContains(t, err, call.reason)
 			_ = c.Close() // it has failed
 		})
 	}

@@ -93,6 +93,9 @@ type Bounded interface {
 	// Early returns how many bytes of messages have come from a rank before their receives, if there is no room for
 	// another one, which waits then; and 0 otherwise. Messages of other communicators count as well.
 	Early(rank int) (bytes int)
+	// Unread returns how many bytes of messages have gone to a rank without a receive there, if another message, or
+	// more of one, waits for that; and 0 otherwise. Messages of other communicators count as well.
+	Unread(rank int) (bytes int)
 }
 
 // Message is a message as the wire sees it.
