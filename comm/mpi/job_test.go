@@ -26,15 +26,17 @@ func TestLifecycle(t *testing.T) {
 // TestRunIsNamed: the flight records of all ranks of a run have one name, which no other run has.
 func TestRunIsNamed(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		const ranks = 3
 		seen := map[string]bool{}
-		for _, more := range [][]string{nil, nil, {env.MPICollectives + "=native"}} {
+		for _, world := range []struct {
+			ranks int
+			env   []string
+		}{{3, nil}, {3, nil}, {3, []string{env.MPICollectives + "=native"}}, {1, nil}, {1, nil}} {
 			dir := t.TempDir()
-			l.mustRun(t, job{ranks: ranks, test: "TestRankRunIsNamed", dir: dir, env: more})
+			l.mustRun(t, job{ranks: world.ranks, test: "TestRankRunIsNamed", dir: dir, env: world.env})
 			first, err := os.ReadFile(nameOf(dir, 0))
 			require.NoError(t, err)
 			assert.NotEmpty(t, first)
-			for rank := range ranks {
+			for rank := range world.ranks {
 				name, err := os.ReadFile(nameOf(dir, rank))
 				require.NoError(t, err)
 				assert.Equal(t, string(first), string(name), "rank %d", rank)

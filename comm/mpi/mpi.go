@@ -440,16 +440,15 @@ func (e *endpoint) compare(ctx context.Context) error {
 // nameRun has the flight records of all ranks name one run, so that those of earlier runs are left out, where the
 // launcher does not name it, as Hydra. Rank 0 makes the name. It is collective.
 func (e *endpoint) nameRun(ctx context.Context) error {
-	if e.size == 1 {
-		return nil // nobody's record but its own
-	}
 	out := newCells() // MPI's after an error
 	name := hostmem.Slice[byte](out.addr(0), 2*cellSize)
 	if e.rank == 0 {
 		_, _ = rand.Read(name) // never fails
 	}
-	if err := e.SetUp(ctx, comm.BroadcastCall(out.addr(0), len(name), dtype.U8, 0)); err != nil {
-		return err
+	if e.size > 1 {
+		if err := e.SetUp(ctx, comm.BroadcastCall(out.addr(0), len(name), dtype.U8, 0)); err != nil {
+			return err
+		}
 	}
 	dump.Agree(hex.EncodeToString(name))
 	out.free()

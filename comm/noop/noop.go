@@ -9,13 +9,17 @@
 package noop
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
+	"os"
 	goruntime "runtime"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/internal/queue"
 	"github.com/tutti-go/tutti/runtime"
@@ -34,6 +38,7 @@ type rank struct {
 	rt    runtime.Runtime // whose memory calls are for
 	check backend.Check   // of arguments
 	life  backend.Life    // sound, aborted or closed
+	run   string          // names it in flight records; never changed
 
 	leakAlarm goruntime.Cleanup // reports a communicator that was lost without Close, which stops it
 
@@ -46,7 +51,7 @@ type rank struct {
 
 // New returns a communicator of one rank for memory of rt.
 func New(rt runtime.Runtime) comm.Communicator {
-	r := &rank{rt: rt, check: backend.Check{Backend: name, WorldSize: 1}}
+	r := &rank{rt: rt, check: backend.Check{Backend: name, WorldSize: 1}, run: rand.Text()}
 	if rt.Device().Kind != runtime.CPU {
 		r.life.Timeout = backend.DeviceTimeout
 	}
@@ -71,6 +76,10 @@ func (c *communicator) Close() error {
 	defer goruntime.KeepAlive(c)
 	return c.Base.Close()
 }
+
+// RunName tells the flight records of this run from those of others: by the name that the process has from a launcher
+// or the ranks of its job, and otherwise by one of this communicator.
+func (c *communicator) RunName() string { return cmp.Or(dump.RunName(os.Getenv), c.r.run) }
 
 // CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {

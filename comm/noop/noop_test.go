@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -197,4 +198,19 @@ func TestSyncBesideAbort(t *testing.T) {
 		require.ErrorIs(t, failed, comm.ErrBroken)
 		require.NoError(t, c.Close())
 	}
+}
+
+// Each communicator has a name in flight records, which no other one has, unless the process has one.
+func TestRunIsNamed(t *testing.T) {
+	name := func() string {
+		c, _, _ := world(t, 0)
+		named, ok := comm.As[interface{ RunName() string }](c)
+		require.True(t, ok)
+		return named.RunName()
+	}
+	first := name()
+	assert.NotEmpty(t, first)
+	assert.NotEqual(t, first, name())
+	t.Setenv(env.Run, "of the launcher")
+	assert.Equal(t, "of the launcher", name())
 }

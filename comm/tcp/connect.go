@@ -169,6 +169,9 @@ func (k *connector) publish(ctx context.Context, l net.Listener) error {
 		return err
 	}
 	k.record = record{protocol, rand.Uint64(), addresses}
+	if k.rank == 0 {
+		k.node.run = k.record.run()
+	}
 	text, err := json.Marshal(k.record)
 	if err != nil {
 		return err
@@ -522,6 +525,9 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	var errs []error
 	for _, address := range addresses {
 		err := k.lanes(ctx, address, p, h)
+		if err == nil && p.rank == 0 {
+			k.node.run = r.run()
+		}
 		if err == nil || errors.Is(err, store.ErrRefused) {
 			return err
 		}

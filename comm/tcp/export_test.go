@@ -71,3 +71,6 @@ func Shares(c comm.Communicator) (slots, anything bool) {
 
 // Machine is what ranks are on outside of tests.
 var Machine = machine
+
+// Run is the name of a world where the process has none, which the launcher or the job's ranks have given it.
+func Run(c comm.Communicator) string { return c.(*communicator).e.wire.node.run }

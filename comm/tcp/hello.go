@@ -38,6 +38,9 @@ type record struct {
 	Addresses []string // to connect to
 }
 
+// run is the name of the world in flight records, by the record of rank 0.
+func (r *record) run() string { return fmt.Sprintf("tcp %016x", r.Nonce) }
+
 // readRecord returns what a rank has published, if that is a record.
 func readRecord(rank int, text []byte) (r record, err error) {
 	if err := json.Unmarshal(text, &r); err != nil {

@@ -27,6 +27,7 @@ type node struct {
 	report    func([]fault.Report)         // tells the launcher; nil where there is none
 	takeBack  func(come []int)             // takes back that ranks were late; nil where there is none
 	isolated  bool                         // it shares no memory with ranks of its machine
+	run       string                       // names the world in flight records; set before there is a communicator
 
 	mu    sync.RWMutex     // guards wires and gone
 	wires map[uint64]*wire // open communicators, by ID; guarded by mu

@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"math"
 	goruntime "runtime"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/networktest"
 )
 
 // splitAll splits a communicator by one color, several times.
@@ -119,5 +123,43 @@ func TestForgedNumbers(t *testing.T) {
 				require.ErrorIs(t, err, comm.ErrMismatch)
 			}
 		})
+	}
+}
+
+// TestWorldsAreNamed: the ranks of a world have a name in flight records that no other world has, whosever its store is,
+// unless the process has a name.
+func TestWorldsAreNamed(t *testing.T) {
+	name := func(c comm.Communicator) string {
+		named, ok := comm.As[interface{ RunName() string }](c)
+		require.True(t, ok)
+		return named.RunName()
+	}
+	seen := map[string]bool{}
+	for _, size := range []int{1, 1, 3, 3} {
+		ranks := open(t, size, over(new(networktest.Pipes)))
+		first := tcp.Run(ranks[0])
+		assert.NotEmpty(t, first)
+		assert.False(t, seen[first])
+		seen[first] = true
+		for _, c := range ranks {
+			assert.Equal(t, first, tcp.Run(c))
+			assert.NotEmpty(t, name(c))
+		}
+		t.Run("of a launcher", func(t *testing.T) {
+			t.Setenv(env.Run, "of the launcher")
+			assert.Equal(t, "of the launcher", name(ranks[0]))
+		})
+		var all sync.WaitGroup
+		for _, c := range ranks {
+			all.Go(func() {
+				child, err := c.Split(t.Context(), 0, 0)
+				if assert.NoError(t, err) {
+					assert.Equal(t, first, tcp.Run(child))
+					assert.NoError(t, child.Close())
+				}
+				assert.NoError(t, c.Close())
+			})
+		}
+		all.Wait()
 	}
 }

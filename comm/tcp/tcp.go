@@ -39,7 +39,9 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
@@ -61,6 +63,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -342,6 +345,7 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 		report:   c.report,
 		takeBack: c.takeBack,
 		isolated: c.Network != nil,
+		run:      rand.Text(), // of a world of one
 	}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, c.fail(fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
@@ -410,6 +414,10 @@ type communicator struct {
 	*backend.Base
 	e *endpoint // the backend, which does not refer to it
 }
+
+// RunName tells the flight records of this run from those of others: by the name that the process has from a launcher
+// or the ranks of its job, and otherwise by one of this world.
+func (c *communicator) RunName() string { return cmp.Or(dump.RunName(os.Getenv), c.e.wire.node.run) }
 
 // CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {

@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/repeats"
 )
@@ -27,6 +29,7 @@ const (
 	epochKey   = keys + "epoch"
 	finalKey   = keys + "final" // the World of the epoch with the last step
 	termsKey   = keys + "terms"
+	runKey     = keys + "run"     // names the job in flight records
 	memberKeys = keys + "member/" // by name, leased
 	deniedKeys = keys + "denied/" // by name, leased: why a process cannot be a member
 )
@@ -107,6 +110,9 @@ func (m *Member) register(kv store.Store) error {
 	if _, _, err := writes.CompareAndSet(ctx, epochKey, 0, beginning); err != nil {
 		return err
 	}
+	if err := m.nameRun(ctx, writes); err != nil {
+		return err
+	}
 	m.change(func() {
 		m.entries = map[string]entry{}
 		m.session = time.Now()
@@ -120,6 +126,18 @@ func (m *Member) register(kv store.Store) error {
 		return err
 	}
 	return m.enroll(kv)
+}
+
+// nameRun has the flight records of all members name one run, so that those of earlier jobs are left out, where no
+// launcher names it. The first member makes the name.
+func (m *Member) nameRun(ctx context.Context, kv store.Store) error {
+	now, _, err := kv.CompareAndSet(ctx, runKey, 0, []byte(cmp.Or(m.runName, rand.Text())))
+	if err != nil || checkText(string(now.Value)) != nil { // no member writes such a name
+		return err
+	}
+	m.runName = string(now.Value)
+	dump.Agree(m.runName)
+	return nil
 }
 
 // enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this

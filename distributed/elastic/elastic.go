@@ -158,6 +158,7 @@ type Member struct {
 
 	failure   error       // of the last attempt at an epoch, nil if that did not fail; used only by Next and Commit
 	formed    bool        // this process was in an epoch; used only by Next and Commit
+	runName   string      // names the job in flight records, "" before the store has said it; used only by attend
 	failures  int         // of Dial and what follows it, one after the other; used only by attend
 	denials   repeats.Log // what Next logs when the store refuses writes; used only by attend
 	residuals repeats.Log // what became of those of others, and of this member's

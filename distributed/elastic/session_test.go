@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // severed is a session that a test has ended for its member. The store has not noticed, so its leases last.
@@ -154,4 +155,34 @@ func nameOfAnEarlierProcess(t *testing.T, ends bool) {
 	}
 	require.NoError(t, m.Close())
 	require.NoError(t, server.Close())
+}
+
+// TestRunOfMembers: the members of a job that no launcher names agree on a name for their flight records, and keep it in
+// a store that has lost it.
+func TestRunOfMembers(t *testing.T) {
+	noLauncher := func(string) string { return "" }
+	join := func(server *store.Server, name string) *Member {
+		dial := func(context.Context) (store.Store, error) { return server.Local(name), nil }
+		m, err := Join(t.Context(), quick(Config{Name: name, Min: 1, Dial: dial, Form: new(rooms).form}), Plain{})
+		require.NoError(t, err)
+		return m
+	}
+	seen := map[string]bool{}
+	for range 2 {
+		server := store.NewServer(store.Options{})
+		a := join(server, "a")
+		run := dump.RunName(noLauncher)
+		assert.NotEmpty(t, run)
+		assert.False(t, seen[run], "another job has it")
+		seen[run] = true
+		dump.Agree("of an earlier job of this process")
+		b := join(server, "b")
+		assert.Equal(t, run, dump.RunName(noLauncher))
+		other := store.NewServer(store.Options{})
+		require.NoError(t, a.nameRun(t.Context(), other.Local("a")))
+		kept, err := other.Local("somebody").Get(t.Context(), runKey)
+		require.NoError(t, err)
+		assert.Equal(t, run, string(kept))
+		require.NoError(t, errors.Join(a.Close(), b.Close(), server.Close(), other.Close()))
+	}
 }
