@@ -224,10 +224,10 @@ func (d Dialer) introduce(
 			conn.Close() //nolint:errcheck // nothing is lost
 		}
 	}()
-	stranger := func(err error) error {
-		return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(err)}
-	}
 	secure := tls.Client(conn, d.TLS)
+	stranger := func(err error) error {
+		return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(secure, err)}
+	}
 	_ = conn.SetDeadline(time.Now().Add(bound)) // fails if the connection does, as what follows
 	if err := secure.Handshake(); err != nil {
 		return nil, stranger(err)

@@ -32,7 +32,7 @@ func (d *distant) Write(b []byte) (int, error) {
 
 // connectFrom is connect of somebody at an address, with a delay each way.
 func (p *pipes) connectFrom(address string, delay time.Duration) net.Conn {
-	here, there := net.Pipe()
+	here, there := pipe()
 	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))
 	p.conns <- &distant{there, from, delay}
 	return &distant{here, from, delay}
@@ -67,6 +67,42 @@ func TestForeigners(t *testing.T) {
 		}
 		require.NoError(t, server.Close())
 	})
+}
+
+// A process of a version that has derived its certificate otherwise is told from one that knows another secret, by this
+// side, whichever of the two calls.
+func TestEarlierDerivation(t *testing.T) {
+	said := logged(t)
+	conf, earlier := mustTLS(t, "right"), mustTLS(t, "right, as versions before have derived it")
+	earlier.NextProtos = nil
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := NewServer(Options{})
+	server.Serve(l, conf)
+	conn, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	require.Error(t, tls.Client(conn, earlier).Handshake())
+	var refused []Entry
+	require.Eventually(t, func() bool {
+		refused, err = server.Local("observer").List(t.Context(), RefusedKey)
+		return err != nil || len(refused) > 0
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, err)
+	assert.Contains(t, string(refused[0].Value), gate.ErrVersion.Error())
+	assert.Contains(t, said.String(), gate.ErrVersion.Error())
+	require.NoError(t, server.Close())
+
+	l, err = net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // nobody connects any more
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_ = tls.Server(conn, earlier).Handshake()
+		}
+	}()
+	_, err = Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: "rank 1", Once: true}.Dial(t.Context())
+	require.ErrorIs(t, err, ErrRefused)
+	assert.ErrorContains(t, err, gate.ErrVersion.Error())
 }
 
 // A process that is far away gets in while strangers connect faster than its handshake goes, at once unless they have its

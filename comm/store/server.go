@@ -124,7 +124,7 @@ type Server struct {
 	listeners []net.Listener      // of Serve, closed by Close
 	closed    bool                // Close was called: nobody is welcome any more
 
-	foreigners map[string]bool // hosts whose processes know another secret; nil before the first
+	foreigners map[string]bool // hosts with processes of another secret or version; nil before the first
 }
 
 // titled is the name of a job in a sentence.
@@ -289,11 +289,11 @@ func (s *Server) claim(n *session) (refused string) {
 	return ""
 }
 
-// noteForeigner keeps that a host's process knows another secret, for those who wait for it.
+// noteForeigner keeps that a host's process knows another secret, or is of another version, for those who wait for it.
 func (s *Server) noteForeigner(conn net.Conn, reason string) {
 	from := conn.RemoteAddr().String()
 	host, _, err := net.SplitHostPort(from)
-	if reason != gate.Secret || err != nil {
+	if reason != gate.Secret && reason != gate.ErrVersion.Error() || err != nil {
 		return
 	}
 	s.mu.Lock()

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -69,9 +70,23 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { close(p.closed); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+// receiver is an end of a pipe that takes all of a write at once, as a socket does: who closes it leaves nobody in one.
+type receiver struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func (r *receiver) Read(b []byte) (int, error) { return r.in.Read(b) }
+
+// pipe is net.Pipe of receivers.
+func pipe() (here, there net.Conn) {
+	here, there = net.Pipe()
+	return &receiver{here, bufio.NewReaderSize(here, 1<<16)}, &receiver{there, bufio.NewReaderSize(there, 1<<16)}
+}
+
 // connect makes a connection, of which it returns one end.
 func (p *pipes) connect() net.Conn {
-	here, there := net.Pipe()
+	here, there := pipe()
 	p.conns <- there
 	return here
 }

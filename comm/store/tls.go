@@ -49,6 +49,7 @@ func TLS(secret []byte, purpose string) (*tls.Config, error) {
 		ClientCAs:    pool,
 		ClientAuth:   tls.RequireAndVerifyClientCert,
 		MinVersion:   tls.VersionTLS13,
+		NextProtos:   []string{gate.Protocol},
 
 		SessionTicketsDisabled: true,
 	}, nil

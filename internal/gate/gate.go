@@ -108,8 +108,18 @@ const (
 		"or TUTTI_SECRET or the file with the secret is not the same everywhere"
 )
 
-// Reason is what an error of a handshake, or of a first answer, means.
-func Reason(err error) string {
+// Reason is what an error of a connection's handshake, or of its first answer, means.
+func Reason(conn *tls.Conn, err error) string {
+	reason := reasonOf(err)
+	state := conn.ConnectionState()
+	if reason == Secret && state.ServerName == CertificateName && state.NegotiatedProtocol == "" {
+		return ErrVersion.Error() // its certificate may follow from the same secret in another way
+	}
+	return reason
+}
+
+// reasonOf is what the error says by itself.
+func reasonOf(err error) string {
 	var op *net.OpError
 	isOp := errors.As(err, &op)
 	var unverified *tls.CertificateVerificationError
@@ -143,8 +153,12 @@ func isJobs(c *x509.Certificate) bool {
 	return slices.Equal(c.DNSNames, []string{CertificateName})
 }
 
-// CertificateName is the name in certificates of processes of jobs.
-const CertificateName = "tutti"
+const (
+	// CertificateName is the name in certificates of processes of jobs.
+	CertificateName = "tutti"
+	// Protocol is what processes of jobs speak (ALPN). Earlier versions do not say so.
+	Protocol = "tutti"
+)
 
 // A Gate lets in connections whose other side knows a secret. At most Places handshakes may be in flight. One more has
 // one of the address with the most of them end, at random. So a stranger, however fast it connects, crowds out only
@@ -228,7 +242,7 @@ func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)
 	}
 	g.end(conn)
 	if err != nil {
-		reason := Reason(err)
+		reason := Reason(secure, err)
 		g.Refuse(conn, reason, reason)
 		if g.Refused != nil {
 			g.Refused(conn, reason)

@@ -54,8 +54,8 @@ func TestReasonOfReset(t *testing.T) {
 	conn := Bound(broken{})
 	_, err := conn.Read(nil)
 	require.ErrorIs(t, err, errReset)
-	assert.Equal(t, Silence, Reason(err))
+	assert.Equal(t, Silence, reasonOf(err))
 	_, err = conn.Write(nil)
 	require.ErrorIs(t, err, errReset)
-	assert.Equal(t, Silence, Reason(err))
+	assert.Equal(t, Silence, reasonOf(err))
 }
