@@ -14,8 +14,8 @@ func Clone(c comm.Call) comm.Call {
 	return c
 }
 
-// MessageMemory returns the memory of a Send or a Recv on this rank: its first address and the address after its end.
-func MessageMemory(c *comm.Call) (start, end uintptr) {
+// messageMemory returns the memory of a Send or a Recv on this rank: its first address and the address after its end.
+func messageMemory(c *comm.Call) (start, end uintptr) {
 	start = c.Send
 	if c.Op == comm.OpRecv {
 		start = c.Recv

@@ -159,19 +159,19 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 		}
 	}
 	slices.SortFunc(list, func(x, y *comm.Call) int {
-		startX, _ := MessageMemory(x)
-		startY, _ := MessageMemory(y)
+		startX, _ := messageMemory(x)
+		startY, _ := messageMemory(y)
 		return cmp.Compare(startX, startY)
 	})
 	var farthest, written *comm.Call // of all, and of those that write
 	for _, x := range list {
-		start, _ := MessageMemory(x)
+		start, _ := messageMemory(x)
 		against := written
 		if x.Op == comm.OpRecv {
 			against = farthest
 		}
 		if against != nil {
-			if _, reaches := MessageMemory(against); start < reaches {
+			if _, reaches := messageMemory(against); start < reaches {
 				return against, x
 			}
 		}
@@ -186,8 +186,8 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 // farther returns the one of two messages whose memory ends later; a may be nil.
 func farther(a, b *comm.Call) *comm.Call {
 	if a != nil {
-		_, aEnd := MessageMemory(a)
-		if _, bEnd := MessageMemory(b); aEnd >= bEnd {
+		_, aEnd := messageMemory(a)
+		if _, bEnd := messageMemory(b); aEnd >= bEnd {
 			return a
 		}
 	}
@@ -417,7 +417,7 @@ func regionText(x, part *comm.Call) string {
 		role = "send"
 		base = x.Send
 	}
-	start, _ := MessageMemory(part)
+	start, _ := messageMemory(part)
 	first := int(start-base) / x.DType.Size()
 	return fmt.Sprintf("%s[%d:%d]", role, first, first+part.Count)
 }
