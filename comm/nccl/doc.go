@@ -21,6 +21,7 @@ package nccl
 // How the package is written:
 //
 //	nccl.go          InProcess, From and FromEnv; id.go: how the unique id gets to all ranks
+//	run.go           Run and New, which open the GPUs of a process
 //	communicator.go  Comm; connect.go and close.go: its beginning and end
 //	submit.go        calls, as the native calls of plan.go; submissions.go counts them
 //	wait.go          Sync and Barrier; failure.go: how they fail; peers.go: how the other ranks learn of it

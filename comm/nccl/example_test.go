@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
@@ -19,6 +20,34 @@ import (
 
 // A goroutine per GPU: each averages its gradient with the others'. It needs
 // GPUs, so it is not run here.
+func ExampleRun() {
+	err := nccl.Run(context.Background(), 0, func(ctx context.Context, c *nccl.Comm) error {
+		gradient, err := runtime.FromSlice(c.Runtime(), []float32{1, 2, 3})
+		if err != nil {
+			return err
+		}
+		defer gradient.Free() //nolint:errcheck
+		return distributed.AllReduce(ctx, c, gradient, comm.Avg)
+	})
+	fmt.Println(err)
+}
+
+// Connecting has a minute, and training takes as long as it takes. It needs GPUs, so it is not run here.
+func ExampleNew() {
+	train := func(context.Context, comm.Communicator) error { return nil }
+	connecting, cancel := context.WithTimeout(context.Background(), time.Minute)
+	world, err := nccl.New(connecting, 2)
+	cancel()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer world[0].Runtime().Close() //nolint:errcheck
+	defer world[1].Runtime().Close() //nolint:errcheck
+	fmt.Println(comm.Run(context.Background(), []comm.Communicator{world[0], world[1]}, train))
+}
+
+// The same on runtimes that the program opens. It needs GPUs, so it is not run here.
 func ExampleInProcess() {
 	ctx := context.Background()
 	gpus, err := cuda.Count()

@@ -150,7 +150,7 @@ func (l *library) newID() (uniqueID, error) {
 	id := new(uniqueID)
 	result := l.sym.GetUniqueID.Call(hostmem.Addr(id[:]))
 	goruntime.KeepAlive(id)
-	if s := Status(int32(result)); s != statusSuccess {
+	if s := ncclResult(int32(result)); s != statusSuccess {
 		return *id, l.newError(l.sym.GetUniqueID, s, 0)
 	}
 	return *id, nil

@@ -132,21 +132,21 @@ func versionText(code int) string {
 	return fmt.Sprintf("%d.%d.%d", code/10000, code/100%100, code%100)
 }
 
-// Status is an ncclResult_t.
-type Status int32
+// ncclResult is the status that calls of the library return, an ncclResult_t.
+type ncclResult int32
 
 const (
-	statusSuccess    Status = 0
-	statusRemote     Status = 6
-	statusInProgress Status = 7
-	statusInvalidArg Status = 4
-	statusUsage      Status = 5
-	statusTimeout    Status = 8
+	statusSuccess    ncclResult = 0
+	statusRemote     ncclResult = 6
+	statusInProgress ncclResult = 7
+	statusInvalidArg ncclResult = 4
+	statusUsage      ncclResult = 5
+	statusTimeout    ncclResult = 8
 )
 
 // Error is a failed call of the library.
 type Error struct {
-	Status Status // as the library numbers them
+	Status int32  // an ncclResult_t, as the library numbers them
 	Text   string // the library's description of the status
 	Detail string // the library's last error, often empty
 	Call   string // the function, such as "ncclAllReduce"
@@ -163,21 +163,21 @@ func (e *Error) Error() string {
 
 // Is reports whether the status stands for a sentinel of package comm.
 func (e *Error) Is(target error) bool {
-	switch target {
-	case comm.ErrPeerFailed:
-		return e.Status == statusRemote
-	case comm.ErrTimeout:
-		return e.Status == statusTimeout
-	case comm.ErrArgument:
-		return e.Status == statusInvalidArg || e.Status == statusUsage
+	switch ncclResult(e.Status) {
+	case statusRemote:
+		return target == comm.ErrPeerFailed
+	case statusTimeout:
+		return target == comm.ErrTimeout
+	case statusInvalidArg, statusUsage:
+		return target == comm.ErrArgument
 	}
 	return false
 }
 
 // newError describes a status; handle may be 0.
-func (l *library) newError(fn dl.Func, status Status, handle uintptr) error {
+func (l *library) newError(fn dl.Func, status ncclResult, handle uintptr) error {
 	return &Error{
-		Status: status,
+		Status: int32(status),
 		Text:   hostmem.CString(l.sym.GetErrorString.Call(uintptr(status))),
 		Detail: hostmem.CString(l.sym.GetLastError.Call(handle)),
 		Call:   fn.Name(),

@@ -100,7 +100,7 @@ func (n *native) endAtOnce() error {
 		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this one's group would queue it
 	}
 	n.awaitService()
-	if s := Status(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
+	if s := ncclResult(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
 		err = n.lib.newError(n.lib.sym.GroupEnd, s, 0)
 	}
 	return errors.Join(err, n.freeChild())
@@ -168,7 +168,7 @@ func (n *native) callAbort() error {
 // thread when they fail before they begin, and reports whether there was one. In an open
 // group the thread's next collective would be queued and never launched.
 func (n *native) closeGroup() bool {
-	return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess
+	return ncclResult(n.lib.sym.GroupEnd.Int()) == statusSuccess
 }
 
 // left waits until no call is in flight, and reports whether that came within the timeout, 0
@@ -199,7 +199,7 @@ func (n *native) onAnotherThread(f func()) {
 
 // call makes a call that may free the communicator, after which its handle must not be used.
 func (n *native) call(fn dl.Func) error {
-	if s := Status(fn.Int(n.handle)); s != statusSuccess && s != statusInProgress {
+	if s := ncclResult(fn.Int(n.handle)); s != statusSuccess && s != statusInProgress {
 		return n.lib.newError(fn, s, 0)
 	}
 	return nil
@@ -369,9 +369,9 @@ func (l *library) create(ctx context.Context, x creation) (*native, error) {
 }
 
 func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*native, error) {
-	var status Status
+	var status ncclResult
 	err := x.rt.Current(func() error {
-		status = Status(int32(x.call(hostmem.AddrOf(cell))))
+		status = ncclResult(int32(x.call(hostmem.AddrOf(cell))))
 		return nil
 	})
 	if err != nil {
@@ -407,7 +407,7 @@ func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*na
 }
 
 // launched reports whether NCCL makes a communicator.
-func (s Status) launched() bool {
+func (s ncclResult) launched() bool {
 	return s == statusSuccess || s == statusInProgress
 }
 
@@ -421,7 +421,7 @@ func (l *library) abandon(cell *uint64) {
 
 // await waits until a communicator is no longer "in progress", until ctx ends, or for an error
 // of stop.
-func (l *library) await(ctx context.Context, stop func() error, handle uintptr) (s Status, err error) {
+func (l *library) await(ctx context.Context, stop func() error, handle uintptr) (s ncclResult, err error) {
 	err = poll.Until(ctx, func() (bool, error) {
 		s = l.asyncError(handle)
 		return s != statusInProgress, stop()
@@ -433,10 +433,10 @@ func (l *library) await(ctx context.Context, stop func() error, handle uintptr) 
 }
 
 // asyncError returns the asynchronous state of a communicator.
-func (l *library) asyncError(handle uintptr) Status {
+func (l *library) asyncError(handle uintptr) ncclResult {
 	answer := statusSuccess
-	state := Status(int32(l.out(func(p uintptr) {
-		answer = Status(l.sym.GetAsyncError.Int(handle, p))
+	state := ncclResult(int32(l.out(func(p uintptr) {
+		answer = ncclResult(l.sym.GetAsyncError.Int(handle, p))
 	})))
 	if answer != statusSuccess {
 		return answer

@@ -129,7 +129,7 @@ func describeFailure(err error, answers string) error {
 // blamesNobody reports whether an error is of a wait that ended, or one of NCCL's that names an address and no rank.
 func blamesNobody(err error) bool {
 	var native *Error
-	if errors.As(err, &native) && native.Status == statusRemote {
+	if errors.As(err, &native) && ncclResult(native.Status) == statusRemote {
 		return true
 	}
 	return errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrCanceled)

@@ -58,7 +58,7 @@ func TestWhatTheOthersDo(t *testing.T) {
 	require.NoError(t, groups[2].Failed(1), "rank 0 has done that")
 
 	// NCCL names an address.
-	remote := fmt.Errorf("allreduce: %w", &Error{Status: statusRemote, Text: "remote process exited"})
+	remote := fmt.Errorf("allreduce: %w", &Error{Status: int32(statusRemote), Text: "remote process exited"})
 	groups[3].Leave()
 	err = abort(2, remote)
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -76,7 +76,7 @@ func expired() context.Context {
 
 // Other errors do not depend on the peers.
 func TestErrorsThatNameAReason(t *testing.T) {
-	for _, err := range []error{&Error{Status: statusInvalidArg}, errors.New("changed its mind"), comm.ErrPeerFailed} {
+	for _, err := range []error{&Error{Status: int32(statusInvalidArg)}, errors.New("changed its mind"), comm.ErrPeerFailed} {
 		assert.Equal(t, err, describeFailure(err, "rank 1: no call yet"))
 	}
 	assert.Equal(t, comm.ErrTimeout, describeFailure(comm.ErrTimeout, ""), "a rank without peers")

@@ -163,7 +163,7 @@ func (c *Comm) invoke(n *nativeCall, handle uintptr) error {
 
 // status turns the result of a native call into an error.
 func (c *Comm) status(fn dl.Func, handle uintptr, result int32) error {
-	if s := Status(result); s != statusSuccess {
+	if s := ncclResult(result); s != statusSuccess {
 		return c.lib.newError(fn, s, handle)
 	}
 	return nil

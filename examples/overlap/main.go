@@ -6,8 +6,8 @@
 // reducer.go is the part to copy: how the two streams are ordered. worker.go gives it something to hide communication
 // behind, its own kernel (gradient.cu). The laboratory (lab/) measures a whole training step this way.
 //
-// It makes its communicators itself instead of by tutti.Run: they have few thread blocks, which is an option of NCCL's
-// communicators alone, and are handed to code that needs NCCL's streams and symmetric memory.
+// It runs its ranks by nccl.Run instead of tutti.Run: its communicators have few thread blocks, which is an option of
+// NCCL's communicators alone, and are handed to code that needs NCCL's streams and symmetric memory.
 package main
 
 import (
@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/atomicfile"
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -42,6 +41,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	if steps == nil {
+		return // rank 0 is another process of a job
+	}
 	fmt.Printf("GPUs: %d; %d gradients of %d×%d in float32\n", gpus, layers, width, width)
 	for _, s := range steps {
 		fmt.Printf("%-20s %7.2f ms\n", s.way, milliseconds(s.total))
@@ -60,30 +62,15 @@ func main() {
 func run(gpus int) ([]step, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	runtimes := make([]*cuda.Runtime, gpus)
-	for i := range runtimes {
-		rt, err := cuda.Open(i)
-		if err != nil {
-			return nil, err
+	var steps []step
+	err := nccl.Run(ctx, gpus, func(ctx context.Context, c *nccl.Comm) error {
+		measured, err := demonstrate(ctx, c)
+		if c.Rank() == 0 {
+			steps = measured
 		}
-		defer rt.Close()
-		runtimes[i] = rt
-	}
-	// Few thread blocks reduce fast enough beside compute, and leave it the rest of the GPU.
-	world, err := nccl.InProcess(ctx, runtimes, nccl.WithCTAs(4, 4))
-	if err != nil {
-		return nil, err
-	}
-	comms := make([]comm.Communicator, gpus)
-	for i, c := range world {
-		comms[i] = c
-	}
-	measured := make([][]step, gpus)
-	err = comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) (err error) {
-		measured[c.Rank()], err = demonstrate(ctx, world[c.Rank()])
 		return err
-	})
-	return measured[0], err
+	}, nccl.WithCTAs(4, 4)) // few thread blocks reduce fast enough beside compute, and leave it the rest of the GPU
+	return steps, err
 }
 
 // outcome says which share of the communication is hidden: what an overlapped step does not take longer than computing
