@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -89,6 +90,11 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 	if err != nil {
 		return err
 	}
+	onRank := func(ctx context.Context, world comm.Communicator, rt runtime.Runtime) error {
+		return instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
+			return body(ctx, Rank{Comm: world, Runtime: rt})
+		})
+	}
 	onHost := func(ctx context.Context, world comm.Communicator) error {
 		if job.Launcher == "none" && c.Backend != Local && c.Ranks == 0 && world.WorldSize() == 1 {
 			const format = "tutti: one rank over %s, as no launcher started this process: " +
@@ -97,9 +103,7 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 			slog.Warn(fmt.Sprintf(format, c.Backend))
 		}
 		rt := cpu.New()
-		err := instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
-			return body(ctx, Rank{Comm: world, Runtime: rt})
-		})
+		err := onRank(ctx, world, rt)
 		return cmp.Or(err, rt.Close()) // what a body that failed has not freed is no news
 	}
 	switch c.Backend {
@@ -110,7 +114,9 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 	case MPI:
 		return mpi.Run(ctx, onHost)
 	default:
-		return runGPUs(ctx, job, c.Ranks, body)
+		return nccl.Run(ctx, c.Ranks, func(ctx context.Context, world *nccl.Comm) error {
+			return onRank(ctx, world, world.Runtime())
+		})
 	}
 }
 

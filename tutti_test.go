@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/internal/logtest"
@@ -287,5 +289,46 @@ func TestLaunchedByMPI(t *testing.T) {
 				assert.ElementsMatch(t, want(3), lines(jobtest.Output(t, launcher, "-n", "3", os.Args[0])))
 			})
 		}
+	}
+}
+
+// A rank has a GPU of this host, and an error says which are missing: on libraries that stand in for the driver and
+// for NCCL, with one rank.
+func TestGPUs(t *testing.T) {
+	noLauncher(t)
+	library := func(source ...string) string {
+		file, err := cc.Build(t, "cc", filepath.Join(source...), "", "-O2", "-shared", "-fPIC", "-lpthread")
+		require.NoError(t, err)
+		return file
+	}
+	t.Setenv(programVariable, "1")
+	t.Setenv(env.Backend, tutti.NCCL)
+	t.Setenv("TUTTI_NCCL_LIB", library("comm", "nccl", "testdata", "nccl.c"))
+	t.Setenv("TUTTI_CUDA_LIB", library("runtime", "cuda", "testdata", "driver.c"))
+	t.Setenv("FAKE_CUDA_MEMORY", "2147483648")
+	for name, c := range map[string]struct {
+		gpus  string
+		ranks string   // of TUTTI_RANKS
+		job   []string // of torchrun: rank, number of ranks and number on the host
+		says  string
+	}{
+		"one":                  {gpus: "1", says: "rank 0 of 1 has [1 0]"},
+		"the first":            {gpus: "2", ranks: "1", says: "rank 0 of 1 has [1 0]"},
+		"none":                 {gpus: "0", says: "ERROR cuda: not available"},
+		"none for a job":       {gpus: "0", job: []string{"1", "2", "1"}, says: "ERROR cuda: not available"},
+		"too few":              {gpus: "2", ranks: "3", says: "ERROR nccl: not available: 3 ranks need 3 GPUs, and this process sees 2"},
+		"too few on this host": {gpus: "2", job: []string{"6", "8", "2"}, says: "ERROR nccl: not available: rank 6 is process 3 of this host, which has 2 GPUs: start at most one process per GPU"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), "FAKE_CUDA_DEVICES="+c.gpus, env.Ranks+"="+c.ranks)
+			if c.job != nil {
+				cmd.Env = append(cmd.Env, "RANK="+c.job[0], "WORLD_SIZE="+c.job[1], "LOCAL_RANK="+c.job[2], "LOCAL_WORLD_SIZE="+c.job[1],
+					"MASTER_ADDR=127.0.0.1", "MASTER_PORT=1")
+			}
+			out, err := cmd.CombinedOutput()
+			assert.Equal(t, strings.HasPrefix(c.says, "ERROR"), err != nil)
+			assert.Contains(t, string(out), c.says)
+		})
 	}
 }

@@ -48,8 +48,7 @@ func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank)
 	if err != nil {
 		return err
 	}
-	indices, err := chooseGPUs(job, opts.Ranks, len(g.Devices))
-	if err != nil {
+	if err := checkGPUs(job, opts.Ranks, len(g.Devices)); err != nil {
 		return err
 	}
 	if job.Rank == 0 {
@@ -57,44 +56,28 @@ func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank)
 			return err
 		}
 	}
-	runtimes, err := openGPUs(indices)
-	if err == nil {
-		err = runOn(ctx, job, runtimes, opts, body)
+	bases, err := connect(ctx, opts)
+	if err != nil {
+		return err
 	}
-	for _, rt := range runtimes {
-		err = errors.Join(err, rt.Close())
+	err = runOn(ctx, bases, opts, body)
+	for _, base := range bases {
+		err = errors.Join(err, base.Runtime().Close())
 	}
 	return err
 }
 
-// chooseGPUs returns the numbers of the GPUs that this process works on, of as many
-// as it sees.
-func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
+// checkGPUs names the option if --ranks, 0 if it was left out, is not as the launcher has it, or more than this process
+// has GPUs.
+func checkGPUs(job rendezvous.Job, ranks, gpus int) error {
 	if job.WorldSize > 1 {
-		if err := checkRanks("nccl", job.Launcher, ranks, job.WorldSize); err != nil {
-			return nil, err
-		}
-		switch {
-		case job.LocalRank < gpus:
-			return []int{job.LocalRank}, nil
-		case gpus == 1: // the launcher shows each process its own
-			return []int{0}, nil
-		}
-		return nil, refuse("rank %d is process %d of this host but sees %s; start at most one process per GPU",
-			job.Rank, job.LocalRank+1, Counted(gpus, "GPU"))
+		return checkRanks("nccl", job.Launcher, ranks, job.WorldSize)
 	}
 	if ranks > gpus {
-		return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s",
+		return refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s",
 			ranks, Counted(gpus, "GPU"))
 	}
-	if ranks == 0 {
-		ranks = gpus
-	}
-	indices := make([]int, ranks)
-	for i := range indices {
-		indices[i] = i
-	}
-	return indices, nil
+	return nil
 }
 
 // refuse makes an [OptionError].
@@ -102,35 +85,20 @@ func refuse(format string, args ...any) error {
 	return &OptionError{Backend: "nccl", Reason: fmt.Sprintf(format, args...)}
 }
 
-// openGPUs opens GPUs at the same time, as each takes a while. GPUs that were opened are returned with an error, too.
-func openGPUs(indices []int) ([]*cuda.Runtime, error) {
-	all := make([]*cuda.Runtime, len(indices))
-	errs := make([]error, len(indices))
-	var wg sync.WaitGroup
-	for i, index := range indices {
-		wg.Go(func() {
-			all[i], errs[i] = cuda.Open(index)
-		})
-	}
-	wg.Wait()
-	isNil := func(rt *cuda.Runtime) bool {
-		return rt == nil
-	}
-	return slices.DeleteFunc(all, isNil), errors.Join(errs...)
+// connect makes the communicators of this process, on GPUs that it opens.
+func connect(ctx context.Context, opts Options) ([]*nccl.Comm, error) {
+	ctx, cancel := withLimit(ctx, opts.Timeout)
+	defer cancel()
+	return nccl.New(ctx, opts.Ranks)
 }
 
-// runOn makes the communicators and runs body on them.
+// runOn runs body on communicators, and closes them.
 func runOn(
 	ctx context.Context,
-	job rendezvous.Job,
-	runtimes []*cuda.Runtime,
+	bases []*nccl.Comm,
 	opts Options,
 	body func(context.Context, Rank) error,
 ) error {
-	bases, err := connect(ctx, job, runtimes, opts)
-	if err != nil {
-		return err
-	}
 	comms, err := overPeerMemory(ctx, bases, opts)
 	if err != nil {
 		for _, c := range comms {
@@ -196,20 +164,6 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 		}
 	}
 	return comms, errors.Join(errs...)
-}
-
-// connect makes the communicators of this process.
-func connect(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options) ([]*nccl.Comm, error) {
-	ctx, cancel := withLimit(ctx, opts.Timeout)
-	defer cancel()
-	if job.WorldSize == 1 {
-		return nccl.InProcess(ctx, runtimes)
-	}
-	c, err := nccl.FromEnv(ctx, runtimes[0])
-	if err != nil {
-		return nil, err
-	}
-	return []*nccl.Comm{c}, nil
 }
 
 // location describes where a rank is, much as nccl-tests does.

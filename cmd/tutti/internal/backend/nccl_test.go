@@ -17,39 +17,26 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-func TestGPUsOfAProcess(t *testing.T) {
+func TestRanksWithoutAGPUAreRefused(t *testing.T) {
 	alone := rendezvous.Job{Launcher: "none", WorldSize: 1}
 	third := rendezvous.Job{Launcher: "openmpi", Rank: 6, WorldSize: 8, LocalRank: 2}
-	for _, c := range []struct {
-		name        string
-		job         rendezvous.Job
-		ranks, gpus int
-		want        []int
-	}{
-		{"all GPUs", alone, 0, 4, []int{0, 1, 2, 3}},
-		{"the first ones", alone, 2, 4, []int{0, 1}},
-		{"a launcher's only process", rendezvous.Job{Launcher: "openmpi", WorldSize: 1}, 0, 2, []int{0, 1}},
-		{"its number on the host", third, 0, 4, []int{2}},
-		{"ranks as started", third, 8, 3, []int{2}},
-		{"the only one that it is shown", third, 0, 1, []int{0}},
-	} {
-		got, err := chooseGPUs(c.job, c.ranks, c.gpus)
-		require.NoError(t, err, c.name)
-		assert.Equal(t, c.want, got, c.name)
-	}
 	for want, c := range map[string]struct {
 		job         rendezvous.Job
 		ranks, gpus int
 	}{
 		"nccl: --ranks 5, but a rank needs a GPU of its own and this process sees 4 GPUs": {alone, 5, 4},
 		"nccl: --ranks 2, but a rank needs a GPU of its own and this process sees 1 GPU":  {alone, 2, 1},
-		"nccl: rank 6 is process 3 of this host but sees 2 GPUs":                          {third, 0, 2},
 		"nccl: --ranks 2 but mpirun started 8; leave --ranks out, or use mpirun -n 2":     {third, 2, 4},
 	} {
-		_, err := chooseGPUs(c.job, c.ranks, c.gpus)
 		var refused *OptionError
-		require.ErrorAs(t, err, &refused)
-		assert.ErrorContains(t, err, want)
+		require.ErrorAs(t, checkGPUs(c.job, c.ranks, c.gpus), &refused)
+		assert.EqualError(t, refused, want)
+	}
+	for _, ranks := range []int{0, 4} {
+		assert.NoError(t, checkGPUs(alone, ranks, 4))
+	}
+	for _, ranks := range []int{0, 8} {
+		assert.NoError(t, checkGPUs(third, ranks, 3))
 	}
 }
 
