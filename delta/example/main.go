@@ -1,5 +1,5 @@
 // Command delta trains a network on one rank, and hands its bf16 weights to others that read digits with
-// them, after every few steps, as what has changed.
+// them, after every few steps, as what has changed. All ranks have the first version, as if from a file.
 //
 //	go run ./delta/example                             # 153,610 weights
 //	go run ./delta/example -hidden 16384 -rate 1e-6    # 1.2 million
@@ -25,7 +25,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-const versions = 5
+const versions = 5 // the first included
 
 func main() {
 	hidden := flag.Int("hidden", 2048, "units of the hidden layer")
@@ -48,7 +48,7 @@ func main() {
 		if r.Comm.Rank() == 0 {
 			return train(ctx, r.Runtime, r.Comm, *hidden, *steps, *rate)
 		}
-		return serve(ctx, r.Runtime, r.Comm)
+		return serve(ctx, r.Runtime, r.Comm, *hidden)
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -57,53 +57,52 @@ func main() {
 
 // train publishes versions of a network.
 func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden, steps int, rate float64) error {
-	n, err := newNetwork(hidden)
+	n, err := pretrained(hidden)
 	if err != nil {
 		return err
 	}
-	n.train(100, 1e-3)
 	publisher := delta.NewPublisher(rt, c)
-	for version := range uint64(versions) {
-		if version > 0 {
-			n.train(steps, rate)
-		}
-		weights := delta.Tensor{
-			Name:   "network",
-			DType:  dtype.BF16,
-			Shape:  []int{hidden, perUnit},
-			Memory: delta.Host(n.bf16()),
-		}
-		if err := publisher.Publish(ctx, version+1, []delta.Tensor{weights}); err != nil {
+	if err := publisher.Commit(ctx, 1, n.tensors()); err != nil {
+		return err
+	}
+	for version := uint64(2); version <= versions; version++ {
+		n.train(steps, rate)
+		if err := publisher.Publish(ctx, version, n.tensors()); err != nil {
 			return err
 		}
 		s := publisher.Stat()
-		fmt.Printf("version %d: %.2f %% of %d weights changed, %d bytes: %.3f a changed weight\n", version+1,
+		fmt.Printf("version %d: %.2f %% of %d weights changed, %d bytes: %.3f a changed weight\n", version,
 			100*float64(s.Changed)/float64(s.Weights), s.Weights, s.Bytes, float64(s.Bytes)/float64(s.Changed))
 	}
 	return nil
 }
 
 // serve classifies the test images with each version.
-func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
+func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden int) error {
 	_, test, err := digits.Split(1)
 	if err != nil {
 		return err
 	}
-	subscriber, err := delta.NewSubscriber(ctx, rt, c, delta.Config{Together: true})
+	first, err := pretrained(hidden)
+	if err != nil {
+		return err
+	}
+	config := delta.Config{Tensors: first.tensors(), Version: 1, Together: true}
+	subscriber, err := delta.NewSubscriber(ctx, rt, c, config)
 	if err != nil {
 		return err
 	}
 	defer subscriber.Close()
-	for range versions {
+	for range versions - 1 {
 		if _, err := subscriber.Update(ctx); err != nil {
 			return err
 		}
 		err := subscriber.View(func(version uint64, tensors []delta.Tensor) error {
-			bits := make([]byte, tensors[0].Runtime().Bytes())
+			bits := make([]byte, 2*len(first.weights))
 			if _, err := tensors[0].Memory.ReadAt(bits, 0); err != nil {
 				return err
 			}
-			n := network{weights: make([]float32, len(bits)/2)}
+			n := network{weights: make([]float32, len(first.weights))}
 			if err := dtype.ToFloat32(n.weights, bits, dtype.BF16); err != nil {
 				return err
 			}
@@ -136,6 +135,15 @@ type network struct {
 	step, samples int        // of Adam, and images that were read
 }
 
+// pretrained returns the network that all ranks have, the same on each.
+func pretrained(hidden int) (*network, error) {
+	n, err := newNetwork(hidden)
+	if err == nil {
+		n.train(100, 1e-3)
+	}
+	return n, err
+}
+
 func newNetwork(hidden int) (*network, error) {
 	training, _, err := digits.Split(1)
 	size := hidden * perUnit
@@ -154,6 +162,17 @@ func newNetwork(hidden int) (*network, error) {
 		}
 	}
 	return n, err
+}
+
+// tensors returns a copy of the weights, rounded.
+func (n *network) tensors() []delta.Tensor {
+	weights := delta.Tensor{
+		Name:   "network",
+		DType:  dtype.BF16,
+		Shape:  []int{len(n.weights) / perUnit, perUnit},
+		Memory: delta.Host(n.bf16()),
+	}
+	return []delta.Tensor{weights}
 }
 
 // bf16 returns the weights, rounded.

@@ -28,7 +28,7 @@ func TestExample(t *testing.T) {
 		if c.Rank() == 0 {
 			return train(ctx, rt, c, 64, 2, 1e-4)
 		}
-		return serve(ctx, rt, c)
+		return serve(ctx, rt, c, 64)
 	}))
 }
 
