@@ -40,7 +40,7 @@ func (t *tree) structFields(name string, s *ast.StructType) {
 			told = false
 		}
 		previous = t.files.Position(field.End()).Line
-		if field.Comment != nil || field.Tag != nil || told || len(field.Names) == 0 {
+		if field.Comment != nil || field.Tag != nil || told {
 			continue
 		}
 		for _, id := range field.Names {

@@ -14,6 +14,7 @@ import (
 	"go/parser"
 	"go/scanner"
 	"go/token"
+	"io"
 	"io/fs"
 	"log"
 	"os"
@@ -44,32 +45,43 @@ func main() {
 	log.SetFlags(0)
 	list := flag.Bool("list", false, "print the places as well")
 	flag.Parse()
-	t := tree{files: token.NewFileSet(), parsed: map[string][]*ast.File{}}
-	if err := filepath.WalkDir(".", t.visit); err != nil {
-		log.Fatal(err)
-	}
-	unset, err := unset(t.files, t.parsed)
+	t, err := read()
 	if err != nil {
 		log.Fatal(err)
 	}
-	t.unset = unset
-	exceeded := 0
-	for _, m := range t.measures() {
+	if exceeded := report(os.Stdout, t.measures(), *list); exceeded > 0 {
+		log.Fatalf("%d bounds of .ci/house are exceeded", exceeded)
+	}
+}
+
+// report prints a line for each measure, with the places of those above their bound, or of all, and returns how many
+// are above it.
+func report(w io.Writer, measures []measure, places bool) (exceeded int) {
+	for _, m := range measures {
 		verdict := ""
 		if m.count > m.bound {
 			verdict = "  TOO MANY"
 			exceeded++
 		}
-		fmt.Printf("%-36s %8.2f  bound %8.2f  goal %7.1f%s\n", m.name, m.count, m.bound, m.goal, verdict)
-		if *list || verdict != "" {
+		fmt.Fprintf(w, "%-36s %8.2f  bound %8.2f  goal %7.1f%s\n", m.name, m.count, m.bound, m.goal, verdict)
+		if places || verdict != "" {
 			for _, place := range m.places {
-				fmt.Println("  ", place)
+				fmt.Fprintln(w, "  ", place)
 			}
 		}
 	}
-	if exceeded > 0 {
-		log.Fatalf("%d bounds of .ci/house are exceeded", exceeded)
+	return exceeded
+}
+
+// read counts in the current folder and below.
+func read() (*tree, error) {
+	t := &tree{files: token.NewFileSet(), parsed: map[string][]*ast.File{}}
+	err := filepath.WalkDir(".", t.visit)
+	if err != nil {
+		return nil, err
 	}
+	t.unset, err = unset(t.files, t.parsed)
+	return t, err
 }
 
 // tree has what is counted.

@@ -237,16 +237,15 @@ func (s *settings) read(name string) {
 	}
 }
 
-// node notes which fields a node of a package sets. Assignments to those of the package itself are defaults, unless
-// they come from the environment.
+// node notes which fields a node of a package sets. What the package sets of its own options are defaults, unless they
+// come from the environment.
 func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment bool) {
 	set := func(object types.Object) {
 		field, ok := object.(*types.Var)
 		if !ok || !field.IsField() {
 			return
 		}
-		_, literal := n.(*ast.CompositeLit)
-		if literal || byEnvironment || field.Pkg() == nil || field.Pkg().Path() != name {
+		if byEnvironment || field.Pkg() == nil || field.Pkg().Path() != name {
 			s.set[field.Origin()] = true
 		}
 	}
