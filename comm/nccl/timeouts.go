@@ -35,7 +35,8 @@ const (
 	// trimEvery is how often freed memory goes back to the system while more is being freed: it takes some hundred ms.
 	trimEvery = time.Second
 
-	// serviceEvery is how often a rank looks whether NCCL's service threads have ended.
+	// serviceEvery is how often a rank looks whether NCCL's service threads have ended. A look reads a file for each of
+	// them, and a teardown lasts longer by one pause at most.
 	serviceEvery = 5 * time.Millisecond
 )
 
