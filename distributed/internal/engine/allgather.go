@@ -17,7 +17,7 @@ type allgather struct {
 	spans    []int            // the ranges of their indices, of messages without headers
 	mail     mail             // in recv, or of collectInPlace
 	recv     base.Buffer      // messages of all ranks; empty before the first
-	joined   message          // the lists, unpacked
+	joined   listBuffer       // the lists, unpacked
 	words    int              // of a message of collectInPlace
 	lists    []kernel.Entries // per rank, in rank order
 	messages []uintptr        // of collectInPlace
@@ -74,7 +74,7 @@ func (g *allgather) gather(ctx context.Context, place uintptr) {
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
 // host waits for, and returns their sum. limit says how long they can be.
 func (g *allgather) exchangeLengths(ctx context.Context, local kernel.Entries, limit func(rank int) int) int {
-	g.communicate(ctx, comm.AllGatherCall(local.Len, g.ptr(g.received), 1, dtype.I32))
+	g.communicate(ctx, comm.AllGatherCall(local.Len, g.address(g.received), 1, dtype.I32))
 	g.read(ctx)
 	for r, n := range g.checkWords(g.received, g.size, limit, "its number of entries") {
 		g.lengths[r] = int(n)
@@ -137,8 +137,8 @@ type allgatherExchange struct {
 	reselects bool // only the top k of the sum go into the result
 	sends     bool // ranks write their lists to each other
 
-	sum    message           // with reselects: the sum of all lists
-	global message           // with reselects: its k largest entries
+	sum    listBuffer        // with reselects: the sum of all lists
+	global listBuffer        // with reselects: its k largest entries
 	top    [1]kernel.Entries // the list of the result
 }
 

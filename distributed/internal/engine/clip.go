@@ -14,7 +14,7 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return
 	}
-	squares := s.ptr(numSquares)
+	squares := s.address(numSquares)
 	share := 1.0
 	limit := s.cfg.ClipNorm / math.Sqrt(float64(s.size))
 	s.check(s.kernels.SumSquares(g.Ptr, g.DType, s.n, squares))
@@ -23,7 +23,7 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 		share = 1 / float64(s.size)
 		limit = s.cfg.ClipNorm
 	}
-	g.Factor = s.ptr(numFactor)
+	g.Factor = s.address(numFactor)
 	s.do(func() error {
 		return s.kernels.ClipFactor(g.Factor, squares, 1, share, limit)
 	})

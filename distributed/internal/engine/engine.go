@@ -27,7 +27,7 @@ type engine struct {
 	kernels kernel.Kernels    // of rt
 	c       comm.Communicator // another one after Rebind
 	order   base.Order        // has c's work and the compute stream wait for each other
-	cfg     Settings          // with its defaults
+	cfg     Settings          // the program's Config with defaults (config.go)
 	codec   kernel.Codec      // of the values that are sent, by cfg; CodecNone: they are sent as they are
 	err     error             // the first one; nil: none yet
 
@@ -41,14 +41,14 @@ type engine struct {
 	captured   bool    // steps were captured, which know addresses
 	fixed      bool    // the residual's among them
 
-	before base.Buffer // the numbers from numKept on, as they were before the step
+	before base.Buffer // what later steps need of the numbers on the device, as it was before the step
 	step               // the one that is made, or was made last: see phase.go
 
 	flags        uintptr     // P I32: of each list of the result, how many may not be finite
 	skip         uintptr     // I32, and how many: if one is not 0, the device rolls the step back
 	skips        int         // I32 at skip
-	past         past        // what earlier steps left on the host
-	beforePosted past        // that before the last step which left numbers to be read later
+	hostState    hostState   // what earlier steps left on the host, such as oktopk's threshold
+	beforePosted hostState   // that before the last step which left numbers to be read later
 	flat         base.Buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce
@@ -56,11 +56,11 @@ type engine struct {
 	numbers                           // the words that steps keep on the device: see numbers.go
 	hostCopy    kernel.HostCopy       // of the numbers, for where the host reads them in the next step
 	posted      []kernel.Span         // of the device, which hostCopy copies
-	list        message               // what the selector selected, unless it is among what is shared
+	list        listBuffer            // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer          // lists of all ranks; nil: none yet
 	sharedBytes int                   // of each rank's list in shared; 0: none
-	peerLists   [2]peerLists          // the same, where ranks write them to each other
-	outgrown    []backend.SharedLists // earlier ones, which graphs refer to
+	peerLists   [2]peerLists          // the same, where GPUs write into each other's; an exchange may gather twice
+	outgrown    []backend.SharedLists // smaller ones from before, whose addresses captured graphs have
 	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet
 
 	buffers   base.Buffers        // all memory of the engine
@@ -98,7 +98,8 @@ func (e *engine) bind(c comm.Communicator) {
 	e.prepareNumbers()
 }
 
-// countResult counts the entries of a result that are not finite: the same on every rank, as it is.
+// countResult counts the entries of a step's result (lists of entries, or an array) that are not finite. The result
+// is the same on every rank, and so is the count.
 func (e *engine) countResult(r result) {
 	for i, l := range r.lists {
 		e.countList(l, i)
@@ -108,27 +109,27 @@ func (e *engine) countResult(r result) {
 	}
 }
 
-// countList counts those of one list, in the flags at i.
+// countList counts those of one list, in the flags at i: values that are not below numFiniteLimit.
 func (e *engine) countList(l kernel.Entries, i int) {
 	e.do(func() error {
-		return e.kernels.CountAbove(l, e.ptr(numLimit), 1, base.At(e.flags, i))
+		return e.kernels.CountAbove(l, e.address(numFiniteLimit), 1, base.At(e.flags, i))
 	})
 }
 
 // countArray counts one such entry if an array has any: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
 	e.do(func() error {
-		return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares))
+		return e.kernels.SumSquares(p, dt, e.n, e.address(numSquares))
 	})
 	e.countSquares(0)
 }
 
 // countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
-// read as an F32, is a NaN, while the word of no sum of squares of F32 reaches numLimit.
+// read as an F32, is a NaN, while the word of no sum of squares of F32 reaches numFiniteLimit.
 func (e *engine) countSquares(i int) {
 	e.countList(kernel.Entries{
-		Idx: e.ptr(numSquares),
-		Val: e.ptr(numSquares + 1),
+		Idx: e.address(numSquares),
+		Val: e.address(numSquares + 1),
 		N:   1,
 	}, i)
 }
@@ -137,8 +138,8 @@ func (e *engine) countSquares(i int) {
 // any.
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
-	counts := e.host[e.nonFinite:][:e.size]           // of each list, in the numbers as the host has read them last
-	if e.skip != e.ptr(e.nonFinite) && e.err == nil { // it is decided with other tensors
+	counts := e.host[e.nonFiniteCounts:][:e.size]               // of each list, as the host has read them last
+	if e.skip != e.address(e.nonFiniteCounts) && e.err == nil { // it is decided with other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
 	}
@@ -150,7 +151,7 @@ func (e *engine) foundNonFinite(ctx context.Context) bool {
 func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.DrainToFree()
-	e.do(func() error { return e.setHostCopy(nil) })
+	e.do(func() error { return e.setHostCopy(nil) }) // closes the one that there is
 	if e.err != nil {
 		return e.err
 	}
@@ -160,7 +161,7 @@ func (e *engine) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	e.err = e.leaveShared(ctx, failed)
+	e.err = e.freeShared(ctx, failed) // alone if a step has failed, as the other ranks may not come
 	return e.err
 }
 
@@ -185,12 +186,12 @@ func (e *engine) failure() error {
 	return err
 }
 
-// array is an array of n elements that the indices of lists point into.
+// array is an array of n elements that the indices of lists point into. Kernels count those that are out of range.
 func (e *engine) array(p uintptr) kernel.Array {
 	return kernel.Array{
 		Ptr:    p,
 		N:      e.n,
-		Faults: e.ptr(numFaults),
+		Faults: e.address(numIndexFaults),
 	}
 }
 
@@ -222,11 +223,11 @@ func (e *engine) adds(call func() error) {
 	}
 }
 
-// denseResult is memory for a dense result: the gradient's, which is in the residual by
+// denseResult is memory for a dense result: that of the step's gradient, which is in the residual by
 // then or added on the way, unless the step may be rolled back.
 func (e *engine) denseResult() uintptr {
-	if e.target.DType == dtype.F32 && e.cfg.NoUndo {
-		return e.target.Ptr
+	if e.gradient.DType == dtype.F32 && e.cfg.NoUndo {
+		return e.gradient.Ptr
 	}
 	e.allocate(&e.flat, e.n*base.WordSize)
 	return e.flat.Ptr
@@ -285,7 +286,7 @@ func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entri
 		residual = e.array(e.residual)
 	}
 	e.do(func() error {
-		return e.kernels.TopKList(l, dst.N, dst, e.ptr(partition), residual)
+		return e.kernels.TopKList(l, dst.N, dst, e.address(partition), residual)
 	})
 }
 
@@ -296,7 +297,8 @@ func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries
 	})
 }
 
-// merge also restores to the residual what is left over.
+// merge adds up lists, and restores to the residual the selected entries that are not in the result: those of
+// left.selected whose indices left.taken does not have.
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
 	back := kernel.Restoration{}
 	if !e.cfg.NoErrorFeedback {
@@ -307,14 +309,14 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scal
 		}
 	}
 	e.do(func() error {
-		return e.kernels.Merge(dst, dt, e.n, lists, scale, e.ptr(numFaults), e.residual, back)
+		return e.kernels.Merge(dst, dt, e.n, lists, scale, e.address(numIndexFaults), e.residual, back)
 	})
 }
 
 func (e *engine) union(dst kernel.Entries, lists []kernel.Entries, scale float32, threshold uintptr) {
 	e.makes(dst)
 	e.do(func() error {
-		return e.kernels.Union(dst, e.n, lists, scale, e.ptr(numFaults), threshold)
+		return e.kernels.Union(dst, e.n, lists, scale, e.address(numIndexFaults), threshold)
 	})
 }
 

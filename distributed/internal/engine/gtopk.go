@@ -24,9 +24,9 @@ const treeTag uint32 = 1
 // stays in exactly one place.
 type treeExchange struct {
 	*engine
-	incoming message           // the list of a partner, or the result
-	merged   message           // the sum of two lists
-	kept     [2]message        // its k largest entries, in turns
+	incoming listBuffer        // the list of a partner, or the result
+	merged   listBuffer        // the sum of two lists
+	kept     [2]listBuffer     // its k largest entries, in turns
 	coded    base.Buffer       // a message, where that is not the list
 	mail     mail              // one, of the message
 	pair     [2]kernel.Entries // the arguments of a merge

@@ -134,9 +134,9 @@ func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 	return lists.Close()
 }
 
-// leaveShared is unshare where the ranks may not do it together, because this one
+// freeShared is unshare where the ranks may not do it together, because this one
 // goes alone: symmetric memory is left to the communicator's Close then.
-func (e *engine) leaveShared(ctx context.Context, alone bool) error {
+func (e *engine) freeShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
 		e.shared = nil
 		e.sharedBytes = 0
@@ -155,9 +155,9 @@ func (e *engine) release(from int) {
 	e.check(e.buffers.Release(e.rt, from))
 }
 
-// message is memory of a list, its length in front: a word, and as many more as keep what follows
+// listBuffer is memory of a list, its length in front: a word, and as many more as keep what follows
 // aligned.
-type message struct{ base.Buffer }
+type listBuffer struct{ base.Buffer }
 
 // headerWords is the length of what is in front of a list.
 const headerWords = 4
@@ -165,7 +165,7 @@ const headerWords = 4
 // message returns m's memory as a list of up to n entries, with room for a
 // quarter more if it has to grow (so that sizes that vary from step to step
 // stabilize). It does not move as long as it does not grow.
-func (e *engine) message(m *message, n int) kernel.Entries {
+func (e *engine) message(m *listBuffer, n int) kernel.Entries {
 	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
 		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)
 	}

@@ -26,19 +26,19 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 		return
 	}
 	e.do(func() error {
-		return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares))
+		return e.kernels.SumSquares(p, dt, e.n, e.address(numSquares))
 	})
 	square := kernel.Entries{
-		Idx: e.ptr(numSquares),
-		Val: e.ptr(numSquares + 1),
+		Idx: e.address(numSquares),
+		Val: e.address(numSquares + 1),
 		N:   1,
 	}
 	e.do(func() error {
-		return e.kernels.CountAbove(square, e.ptr(numNorm), 1, e.flags)
+		return e.kernels.CountAbove(square, e.address(numNorm), 1, e.flags)
 	})
 	e.copies = append(e.copies[:0], kernel.Copy{
 		Dst:   p,
-		Src:   e.ptr(numNaN),
+		Src:   e.address(numNaN),
 		DType: dt,
 		N:     1,
 	})
@@ -81,8 +81,8 @@ func (s *Reducer) judgeAlone() {
 	flags := s.flags
 	skip := s.skip
 	skips := s.skips
-	s.flags = s.ptr(s.nonFinite)
-	s.skip = s.ptr(s.nonFinite)
+	s.flags = s.address(s.nonFiniteCounts)
+	s.skip = s.address(s.nonFiniteCounts)
 	s.skips = s.size
 	s.countList(kernel.Entries{Val: s.residual, N: s.n}, 0)
 	if s.cfg.ClipNorm > 0 && s.cfg.ClipGlobal && s.size > 1 { // all ranks know this norm

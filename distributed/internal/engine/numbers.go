@@ -20,21 +20,21 @@ type number int
 // leave to later ones begin at numKept: that is rolled back with a step, and saved. Everything else is made anew in
 // each step, and what one that was rolled back has received may come to it at any time.
 const (
-	numSquares   number = 0 // F64: the squared norm of the gradient
-	numFactor    number = 2 // F32: what clipping scales it by
-	numUsed      number = 3 // F32: the threshold that was used
-	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
-	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
-	numNorm      number = 6 // the high word of an F64, the square of numLimit, as an F32; behind numTiny
-	numNaN       number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
-	numCount     number = 8 // entries of a message that was decoded
-	numFan       number = 9
-	numFanCounts        = numFan + bisectFan
-	numKept             = numFanCounts + bisectFan
-	numState            = numKept     // threshold (F32) of the selector, and its age or margin
-	numBracket          = numKept + 2 // of the search for oktopk's threshold: low, high
-	numFaults           = numKept + 4 // indices that were out of range
-	numBounds           = numKept + 5 // P+1: where partitions start
+	numSquares     number = 0 // F64: the squared norm of the gradient
+	numFactor      number = 2 // F32: what clipping scales it by
+	numUsed        number = 3 // F32: the threshold that was used
+	numFiniteLimit number = 4 // F32: magnitudes from here on may not stay finite when P are added
+	numTiny        number = 5 // F32: the smallest magnitude above zero; behind numFiniteLimit
+	numNorm        number = 6 // the high word of an F64, the square of numFiniteLimit, as an F32; behind numTiny
+	numNaN         number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
+	numCount       number = 8 // entries of a message that was decoded
+	numFan         number = 9
+	numFanCounts          = numFan + bisectFan
+	numKept               = numFanCounts + bisectFan
+	numState              = numKept     // threshold (F32) of the selector, and its age or margin
+	numBracket            = numKept + 2 // of the search for oktopk's threshold: low, high
+	numIndexFaults        = numKept + 4 // indices that were out of range
+	numBounds             = numKept + 5 // P+1: where partitions start
 )
 
 // keptWords is how many numbers are kept.
@@ -50,16 +50,16 @@ type numbers struct {
 	host  []int32     // as read last
 
 	// Places of what there is per rank.
-	lengths       number // P: by which this rank's list is cut; P-1 bounds, so lengths
-	positions     number // P+1: where partitions start in a list
-	received      number // P: lengths that the ranks sent
-	samples       number // a rank's, all ranks', and these sorted
-	nonFinite     number // P: of each list of the result, how many are not below numLimit
-	matrix        number // P·P: what each rank has for each partition; with streams
-	skippedLast   number // not 0: the device has rolled back the last step
-	longest       number // the least length of long messages; see okExchange.countLong
-	announcement  number // announcedWords: what this rank announces
-	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
+	lengths         number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	positions       number // P+1: where partitions start in a list
+	received        number // P: lengths that the ranks sent
+	samples         number // a rank's, all ranks', and these sorted
+	nonFiniteCounts number // P: of each list of the result, how many are not below numFiniteLimit
+	matrix          number // P·P: what each rank has for each partition; with streams
+	skippedLast     number // not 0: the device has rolled back the last step
+	longest         number // the least length of long messages; see okExchange.countLong
+	announcement    number // announcedWords: what this rank announces
+	announcements   number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
 }
 
 // layOut places the numbers for the size of a world, and returns how many words they are.
@@ -74,7 +74,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 		words  int
 	}{
 		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
-		{&n.nonFinite, size}, {&n.matrix, matrix}, {&n.skippedLast, 1}, {&n.longest, 1},
+		{&n.nonFiniteCounts, size}, {&n.matrix, matrix}, {&n.skippedLast, 1}, {&n.longest, 1},
 		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
 	} {
 		*place.number = next
@@ -89,8 +89,8 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
 	e.allocate(&e.words, len(e.host)*base.WordSize)
 	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
-	e.flags = e.ptr(e.nonFinite)
-	e.skip = e.ptr(e.nonFinite)
+	e.flags = e.address(e.nonFiniteCounts)
+	e.skip = e.address(e.nonFiniteCounts)
 	e.skips = e.size
 	e.resetNumbers()
 }
@@ -98,18 +98,18 @@ func (e *engine) prepareNumbers() {
 // resetNumbers makes the numbers what they are before the first step.
 func (e *engine) resetNumbers() {
 	clear(e.host)
-	e.past = past{}
+	e.hostState = hostState{}
 	e.fill(e.words.Ptr, len(e.host))
 	limit := math.MaxFloat32 / float32(e.size)
 	if e.coded() { // what rounds up, by less than that
 		limit /= 2
 	}
 	norm := math.Float64bits(float64(limit)*float64(limit)) >> 32
-	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
+	e.set(numFiniteLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
 }
 
-// ptr returns the address of a number.
-func (e *engine) ptr(x number) uintptr {
+// address returns that of a number on the device.
+func (e *engine) address(x number) uintptr {
 	return base.At(e.words.Ptr, int(x))
 }
 
@@ -122,7 +122,7 @@ func (e *engine) read(ctx context.Context) {
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.do(func() error { return e.order.HostAfterAll(ctx) })
 	e.do(func() error {
-		return e.rt.CopyOut(hostmem.Bytes(words), e.ptr(x))
+		return e.rt.CopyOut(hostmem.Bytes(words), e.address(x))
 	})
 	e.hostWaited = true
 	e.checkRead()
@@ -134,7 +134,7 @@ func (e *engine) checkRead() {
 		clear(e.host)
 		return
 	}
-	if faults := e.host[numFaults]; faults != 0 {
+	if faults := e.host[numIndexFaults]; faults != 0 {
 		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements",
 			comm.ErrMismatch, faults, e.n)
 	}
@@ -196,19 +196,19 @@ func (e *engine) receive(ctx context.Context) {
 	e.checkRead()
 }
 
-// forget replaces the past of the steps to come.
-func (e *engine) forget(p past) {
-	if e.past.pending && e.words.Ptr != 0 {
+// forget replaces what earlier steps have left on the host.
+func (e *engine) forget(s hostState) {
+	if e.hostState.pending && e.words.Ptr != 0 {
 		e.setInt(e.skippedLast, 0)
 	}
-	e.past = p
+	e.hostState = s
 }
 
 // set stores words in device memory and in the host's copy.
 func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
 	e.do(func() error {
-		return e.rt.CopyIn(e.ptr(x), hostmem.Bytes(e.host[x:int(x)+len(words)]))
+		return e.rt.CopyIn(e.address(x), hostmem.Bytes(e.host[x:int(x)+len(words)]))
 	})
 }
 
@@ -216,7 +216,7 @@ func (e *engine) set(x number, words ...int32) {
 // wait.
 func (e *engine) setInt(x number, v int32) {
 	e.do(func() error {
-		return e.rt.Fill(e.ptr(x), 1, dtype.I32, float64(v))
+		return e.rt.Fill(e.address(x), 1, dtype.I32, float64(v))
 	})
 	if e.err == nil { // otherwise it would never be set
 		e.host[x] = v

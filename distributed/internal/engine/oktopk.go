@@ -70,8 +70,8 @@ type okExchange struct {
 	allgather *allgather // of the sums
 
 	quantiles              []float64         // of the samples that this rank shows
-	local, trimmed         message           // of limitOutgoing and cutOutgoing
-	fitting, joined        message           // of cutMessages and joinSent
+	local, trimmed         listBuffer        // of limitOutgoing and cutOutgoing
+	fitting, joined        listBuffer        // of cutMessages and joinSent
 	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists where those are not messages
 	exchangedApart         [2]base.Buffer    // lists of exchanged, likewise
 	sent                   []kernel.Entries  // these, by round
@@ -79,7 +79,7 @@ type okExchange struct {
 	slots                  uintptr           // of exchanged
 	sends                  bool              // ranks write these to each other, and the sums
 	pieces                 []kernel.Piece    // memory of the arguments of kernels that copy
-	reduced, largest       message           // sums that pass the threshold, and the largest of these
+	reduced, largest       listBuffer        // sums that pass the threshold, and the largest of these
 	spreadTo               base.Buffer       // the share of the sums that spread gives this rank
 	sendCounts, sendDispls []int             // of spread
 	recvCounts, recvDispls []int             // the same
@@ -92,7 +92,7 @@ func oktopk(e *engine) exchange {
 		partitionReducer: newPartitionReducer(e),
 		allgather:        newAllgather(e),
 	}
-	e.past = past{age: e.cfg.tuning.ThresholdInterval}
+	e.hostState = hostState{age: e.cfg.tuning.ThresholdInterval}
 	x.sendCounts = make([]int, e.size)
 	x.sendDispls = make([]int, e.size)
 	x.recvCounts = make([]int, e.size)
@@ -123,16 +123,16 @@ type okStep struct {
 
 // next decides how the next step is made.
 func (x *okExchange) next() okStep {
-	x.past.age++
+	x.hostState.age++
 	s := okStep{
-		rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0,
-		estimate:  x.past.age >= x.cfg.tuning.ThresholdInterval,
+		rebalance: x.hostState.steps%x.cfg.tuning.RebalanceInterval == 0,
+		estimate:  x.hostState.age >= x.cfg.tuning.ThresholdInterval,
 	}
-	x.past.steps++
+	x.hostState.steps++
 	unit := x.unit()
 	s.limit = newLimits(x.k, x.size, unit.overhead(x.size, s.rebalance, s.estimate))
 	s.quota = s.limit.quota(x.k, x.size)
-	if x.past.level == levelSteps && s.quota >= 2*evenLength {
+	if x.hostState.level == levelSteps && s.quota >= 2*evenLength {
 		s.room = s.quota
 	}
 	s.padded = x.pads(s.limit.outgoing, s.rebalance)
@@ -155,7 +155,7 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	if s.rebalance {
 		x.balancePartitions(ctx, selected)
 	}
-	x.announcementPtr = x.ptr(x.announcement)
+	x.announcementPtr = x.address(x.announcement)
 	switch {
 	case x.order.Streams == nil:
 		return x.runKnown(ctx, selected, s)
@@ -194,12 +194,12 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	x.countLarge(selected)
 	threshold := uintptr(0)
 	if !s.estimate { // nothing else is needed of the sums
-		threshold = x.ptr(numBracket)
+		threshold = x.address(numBracket)
 	}
 	local, _, sums := x.reducePadded(ctx, selected, s.limit, threshold)
 	if s.estimate { // otherwise they are where they are sent from
 		x.estimate(ctx, sums)
-		x.aboveOf(sums, x.ptr(numBracket), x.allgather.lists[x.rank])
+		x.aboveOf(sums, x.address(numBracket), x.allgather.lists[x.rank])
 	}
 	lists := x.gatherAhead(ctx, local, late)
 	last := x.size - 1
@@ -247,19 +247,19 @@ func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.En
 // rolls this one back leaves that alone. If the device has rolled back the last one, nothing is
 // learned from it.
 func (x *okExchange) readPosted(ctx context.Context) {
-	if !x.past.pending || x.err != nil {
+	if !x.hostState.pending || x.err != nil {
 		return
 	}
-	was := x.past
+	was := x.hostState
 	x.receive(ctx)
 	switch {
 	case x.err != nil:
 	case x.host[x.skippedLast] != 0: // with its partitions, so what was announced is not of those that there are
 		x.setInt(x.skippedLast, 0)
-		x.past = x.beforePosted
+		x.hostState = x.beforePosted
 	default:
 		before := x.host[numBracket]
-		x.past.pending = false
+		x.hostState.pending = false
 		x.checkSamples()
 		limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
 		x.learn(x.announced(), limit.quota(x.k, x.size))
@@ -270,9 +270,9 @@ func (x *okExchange) readPosted(ctx context.Context) {
 		}
 	}
 	if x.err != nil {
-		x.past = was // to be read again
+		x.hostState = was // to be read again
 	}
-	x.ago = x.past
+	x.hostBefore = x.hostState
 }
 
 // balancePartitions makes partitions that hold about equally many of all ranks'
@@ -289,12 +289,12 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entr
 	all := x.samples + sampleCount
 	sorted := all + number(count)
 	x.do(func() error {
-		return x.kernels.Sample(selected, x.quantiles, x.n, x.ptr(x.samples))
+		return x.kernels.Sample(selected, x.quantiles, x.n, x.address(x.samples))
 	})
-	x.communicate(ctx, comm.AllGatherCall(x.ptr(x.samples), x.ptr(all), sampleCount, dtype.I32))
-	x.copy(x.ptr(sorted), x.ptr(all), count)
+	x.communicate(ctx, comm.AllGatherCall(x.address(x.samples), x.address(all), sampleCount, dtype.I32))
+	x.copy(x.address(sorted), x.address(all), count)
 	x.do(func() error {
-		return x.kernels.Balance(x.ptr(sorted), count, x.n, x.ptr(numBounds), x.size)
+		return x.kernels.Balance(x.address(sorted), count, x.n, x.address(numBounds), x.size)
 	})
 }
 
@@ -304,7 +304,7 @@ func (x *okExchange) countLarge(selected kernel.Entries) {
 		return
 	}
 	count := base.At(x.announcementPtr, announcedLarge)
-	x.check(x.kernels.CountAbove(selected, x.ptr(numLimit), 1, count))
+	x.check(x.kernels.CountAbove(selected, x.address(numFiniteLimit), 1, count))
 }
 
 // announces reports whether a rank announced a word that is not zero.

@@ -20,8 +20,8 @@ func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (pas
 	if x.order.Streams == nil {
 		total = x.allgather.exchangeLengths(ctx, passed, x.partitionLength)
 	} else {
-		x.communicate(ctx, comm.AllGatherCall(x.announcementPtr, x.ptr(x.announcements), announcedWords, dtype.I32))
-		x.flagLarge(x.ptr(x.announcements), announcedWords)
+		x.communicate(ctx, comm.AllGatherCall(x.announcementPtr, x.address(x.announcements), announcedWords, dtype.I32))
+		x.flagLarge(x.address(x.announcements), announcedWords)
 		total = x.readAnnounced(ctx)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
@@ -33,7 +33,7 @@ func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	if x.order.Streams != nil {
 		passed.Len = base.At(x.announcementPtr, announcedPassed)
 	}
-	x.aboveOf(sums, x.ptr(numBracket), passed)
+	x.aboveOf(sums, x.address(numBracket), passed)
 	return passed
 }
 
@@ -60,7 +60,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 	}
 	x.flagLarge(lists[0].Len, words)
 	if !late {
-		x.copyWords(x.ptr(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
+		x.copyWords(x.address(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
 		return lists
 	}
 	numbers := kernel.Span{
@@ -78,8 +78,8 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 	if x.err != nil { // what readPosted has not read yet stays as it is
 		return lists
 	}
-	x.past.pending = true
-	x.beforePosted = x.ago
+	x.hostState.pending = true
+	x.beforePosted = x.hostBefore
 	if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
 		x.post()
 	}
@@ -185,7 +185,7 @@ func (x *okExchange) announced() (total int) {
 	for r := range x.allgather.lengths {
 		x.allgather.lengths[r] = int(all[r*announcedWords+announcedPassed])
 	}
-	x.past.even = !x.announces(announcedLong)
+	x.hostState.even = !x.announces(announcedLong)
 	return base.Displacements(x.allgather.lengths, x.allgather.displs)
 }
 

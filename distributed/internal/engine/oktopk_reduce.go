@@ -51,7 +51,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 		words[r] |= bits
 	}
 	x.set(x.lengths, words...)
-	x.communicate(ctx, comm.AllToAllCall(x.ptr(x.lengths), x.ptr(x.received), 1, dtype.I32))
+	x.communicate(ctx, comm.AllToAllCall(x.address(x.lengths), x.address(x.received), 1, dtype.I32))
 	x.read(ctx)
 	bits = 0
 	for r := range x.size {
@@ -59,7 +59,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 		bits |= *word & known
 		*word &^= known
 	}
-	x.past.even = bits&longBit == 0
+	x.hostState.even = bits&longBit == 0
 	x.found(bits&largeBit != 0)
 	x.flagged = true
 	if x.finding == mayBeNonFinite && x.err == nil {
@@ -131,7 +131,7 @@ func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoin
 // copyOwn returns the selected entries in this rank's own partition.
 func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
 	local := x.message(&x.local, selected.N)
-	start := x.ptr(numBounds + number(x.rank))
+	start := x.address(numBounds + number(x.rank))
 	x.pieces = append(x.pieces[:0], kernel.Piece{
 		From:    selected,
 		Start:   start,
@@ -152,7 +152,7 @@ const evenLength = 256
 // all that may be sent; others if they have been about equally long since
 // partitions were balanced. All ranks decide alike.
 func (x *okExchange) pads(limit int, rebalance bool) bool {
-	return x.size == 2 || x.past.even && !rebalance && limit >= evenLength*(x.size-1)
+	return x.size == 2 || x.hostState.even && !rebalance && limit >= evenLength*(x.size-1)
 }
 
 // nearly is how long messages are at most for the next step to pad them.
@@ -215,8 +215,8 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 		to := x.positions + number(x.to(t))
 		x.pieces = append(x.pieces, kernel.Piece{
 			From:  outgoing,
-			Start: x.ptr(to),
-			End:   x.ptr(to + 1),
+			Start: x.address(to),
+			End:   x.address(to + 1),
 			To:    x.sent[t],
 		})
 	}
@@ -280,9 +280,9 @@ func (x *okExchange) countLong(room int) {
 	}
 	// As numbers, lengths have the order of their bits.
 	lengths := kernel.Entries{
-		Val: x.ptr(x.lengths),
+		Val: x.address(x.lengths),
 		N:   x.size,
 	}
 	count := base.At(x.announcementPtr, announcedLong)
-	x.check(x.kernels.CountAbove(lengths, x.ptr(x.longest), 1, count))
+	x.check(x.kernels.CountAbove(lengths, x.address(x.longest), 1, count))
 }

@@ -15,13 +15,13 @@ import (
 // by counting how many sums pass; a lower end that at least k pass is kept.
 func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	counts := uintptr(0)
-	bracket := x.ptr(numBracket)
-	fan := x.ptr(numFan)
+	bracket := x.address(numBracket)
+	fan := x.address(numFan)
 	for range bisectRounds {
 		x.do(func() error {
 			return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan)
 		})
-		counts = x.ptr(numFanCounts)
+		counts = x.address(numFanCounts)
 		x.do(func() error {
 			return x.kernels.CountAbove(sums, fan, bisectFan, counts)
 		})
@@ -30,16 +30,16 @@ func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	x.do(func() error {
 		return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan)
 	})
-	x.past.age = 0
+	x.hostState.age = 0
 }
 
 // learn has the next step be led by how many sums passed in this one: total, and x.allgather.lengths at each rank, who
 // may add that many to the result. All ranks know the same, so they agree.
 func (x *okExchange) learn(total, quota int) {
 	if slices.Max(x.allgather.lengths) <= quota*14/15 {
-		x.past.level = min(x.past.level+1, levelSteps)
+		x.hostState.level = min(x.hostState.level+1, levelSteps)
 	} else {
-		x.past.level = 0
+		x.hostState.level = 0
 	}
 	x.adapt(total)
 }
@@ -48,12 +48,12 @@ func (x *okExchange) learn(total, quota int) {
 // and has the next step estimate it when it is far off.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
-	x.past.globalThreshold = used
+	x.hostState.globalThreshold = used
 	if next := correct(used, passed, x.k, thresholdStep); next != used {
 		x.setInt(numBracket, int32(math.Float32bits(next)))
 	}
 	if x.far(passed) {
-		x.past.age = x.cfg.tuning.ThresholdInterval
+		x.hostState.age = x.cfg.tuning.ThresholdInterval
 	}
 }
 

@@ -30,7 +30,7 @@ type partitionReducer struct {
 	out      mail             // by round
 	unpacked base.Buffer      // lists, where they are not the messages
 	sources  []kernel.Entries // by round, so by distance from this rank
-	sums     message          // of this rank's partition
+	sums     listBuffer       // of this rank's partition
 }
 
 func newPartitionReducer(e *engine) *partitionReducer {
@@ -65,7 +65,7 @@ func (s *partitionReducer) partitionLength(rank int) int {
 // locate finds the partitions of a list of selected entries.
 func (s *partitionReducer) locate(l kernel.Entries) {
 	s.do(func() error {
-		return s.kernels.LowerBounds(l, s.ptr(numBounds), s.size+1, s.ptr(s.positions), s.ptr(s.lengths))
+		return s.kernels.LowerBounds(l, s.address(numBounds), s.size+1, s.address(s.positions), s.address(s.lengths))
 	})
 }
 
@@ -80,7 +80,7 @@ func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entrie
 // outgoing lists hold for this rank. outgoing was located, and is read here; local
 // are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
 func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
-	s.communicate(ctx, comm.AllToAllCall(s.ptr(s.lengths), s.ptr(s.received), 1, dtype.I32))
+	s.communicate(ctx, comm.AllToAllCall(s.address(s.lengths), s.address(s.received), 1, dtype.I32))
 	s.read(ctx)
 	return s.reduceRead(ctx, outgoing, local)
 }
@@ -226,7 +226,7 @@ func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) re
 // may need, their length in front.
 func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entries) result {
 	g := x.allgather
-	x.communicate(ctx, comm.AllGatherCall(x.ptr(x.lengths), x.ptr(x.matrix), x.size, dtype.I32))
+	x.communicate(ctx, comm.AllGatherCall(x.address(x.lengths), x.address(x.matrix), x.size, dtype.I32))
 	x.read(ctx)
 	room := func(i int) int {
 		_, length := x.partition(i % x.size)

@@ -50,15 +50,15 @@ type Input struct {
 // step is what there is of one step. State for later steps is in engine and Reducer.
 type step struct {
 	phase    phase          // how far the step has come
-	target   Input          // where the result goes
+	gradient Input          // that is reduced, and where the result goes
 	selected kernel.Entries // unless it is dense
 	addend   Input          // what the exchange adds to the residual
 	whole    comm.Call      // if it is
 	result   result         // what the exchange has made, from then on
 	used     number         // where the threshold is that entries were selected by
 
-	restores restoration // the step may be rolled back, and how
-	ago      past        // what to restore of the host's
+	restores   restoration // the step may be rolled back, and how
+	hostBefore hostState   // what to restore of the host's
 
 	inFlight   bool    // the compute stream is to wait for what was submitted
 	hostWaited bool    // the host has waited for the device
@@ -112,8 +112,8 @@ type result struct {
 // they have. They go back to the residual when the result is written.
 type leftover struct{ selected, taken kernel.Entries }
 
-// past is what steps leave on the host to later ones.
-type past struct {
+// hostState is what steps leave on the host to later ones.
+type hostState struct {
 	age             int     // steps since oktopk estimated the threshold of the sums
 	steps           int     // that oktopk's exchange made
 	globalThreshold float32 // of the sums, as used last; 0 before

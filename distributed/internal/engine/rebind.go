@@ -33,7 +33,7 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	s.check(s.leaveShared(ctx, true))
+	s.check(s.freeShared(ctx, true))
 	if s.err != nil {
 		return s.err
 	}

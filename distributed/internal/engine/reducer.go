@@ -31,7 +31,7 @@ type Reducer struct {
 	choice     *Choice                     // for Auto, when it was made
 	steps      int                         // all steps, also dense ones
 	dense      bool                        // the exchange is a dense step's
-	entries    message                     // the result as a list, where it was asked for
+	entries    listBuffer                  // the result as a list, where it was asked for
 	observe    stages.Observer             // of the step; nil: none, as in package ddp, which observes its buckets itself
 	confirm    func(context.Context) error // see BeforeCommit
 	remains    [2]base.Buffer              // the residual, and that before the step
@@ -196,8 +196,8 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 	s.release(s.permanent)
 	s.k = k
 	s.dense = whole
-	s.forget(past{})
-	s.fill(s.ptr(numState), 2)
+	s.forget(hostState{})
+	s.fill(s.address(numState), 2)
 	if k > 0 {
 		name := sparsity.Dense
 		p := pattern{noSelector, sumAll}

@@ -18,7 +18,7 @@ func (e *engine) save() {
 	if e.cfg.NoUndo {
 		return
 	}
-	e.copy(e.before.Ptr, e.ptr(numKept), keptWords(e.size))
+	e.copy(e.before.Ptr, e.address(numKept), keptWords(e.size))
 	e.fill(e.flags, e.size)
 	e.fixed = e.fixed || frozen
 	restores := swapped
@@ -28,7 +28,7 @@ func (e *engine) save() {
 	if e.err == nil {
 		e.restores = restores
 		e.swap()
-		e.ago = e.past
+		e.hostBefore = e.hostState
 	}
 	if !frozen || e.held != e.n {
 		e.keep()
@@ -56,25 +56,25 @@ func (e *engine) swap() {
 // rollBack makes the residual and the numbers that are kept what they were at save, bit for bit.
 // It does so once, and again only if it fails.
 func (e *engine) rollBack() {
-	e.copy(e.ptr(numKept), e.before.Ptr, keptWords(e.size))
+	e.copy(e.address(numKept), e.before.Ptr, keptWords(e.size))
 	if e.restores == kept { // then swap does nothing
 		e.copy(e.residual, e.origin, e.held)
 	}
 	if e.err == nil {
 		e.swap()
-		e.past = e.ago
+		e.hostState = e.hostBefore
 		e.restores = nothingSaved
 	}
 }
 
 // rollBackIfNonFinite has the device roll the step back, and make the gradient zero, if
-// there were entries that are not finite. The past is that before the step then: whoever leaves one
+// there were entries that are not finite. The host's state is that before the step then: whoever leaves one
 // finds out ([numbers].dropped).
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
 		numbers := kernel.Copy{
-			Dst:   e.ptr(numKept),
+			Dst:   e.address(numKept),
 			Src:   e.before.Ptr,
 			DType: dtype.F32,
 			N:     keptWords(e.size),
@@ -94,10 +94,10 @@ func (e *engine) rollBackIfNonFinite(g Input) {
 		DType: g.DType,
 		N:     e.n,
 	})
-	if e.past.pending { // numTiny is a word that is not 0
+	if e.hostState.pending { // numTiny is a word that is not 0
 		e.copies = append(e.copies, kernel.Copy{
-			Dst:   e.ptr(e.skippedLast),
-			Src:   e.ptr(numTiny),
+			Dst:   e.address(e.skippedLast),
+			Src:   e.address(numTiny),
 			DType: dtype.F32,
 			N:     1,
 		})

@@ -19,7 +19,7 @@ func exactSelector(e *engine) selector { return exact{e} }
 func (s exact) capacity(k int) int { return k }
 
 func (s exact) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
-	s.topK(s.source(g), k, exactly(dst, k), s.ptr(numState))
+	s.topK(s.source(g), k, exactly(dst, k), s.address(numState))
 	s.used = numState
 	return exactly(dst, k)
 }
@@ -34,7 +34,7 @@ func nonzeroSelector(e *engine) selector {
 }
 
 func (s nonzero) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
-	s.topK(s.source(g), k, dst, s.ptr(numState))
+	s.topK(s.source(g), k, dst, s.address(numState))
 	s.used = numState
 	return dst
 }
@@ -96,7 +96,7 @@ func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.
 	e.used = numUsed
 	e.makes(dst)
 	e.adds(func() error {
-		return e.kernels.SelectNear(src, k, e.ptr(numState), o, dst, e.ptr(numUsed))
+		return e.kernels.SelectNear(src, k, e.address(numState), o, dst, e.address(numUsed))
 	})
 }
 
@@ -187,7 +187,7 @@ func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entri
 	// t such that a share k/n of a normal distribution with the tensor's mean and
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
-	state := s.ptr(numState)
+	state := s.address(numState)
 	s.adds(func() error { return s.kernels.Fit(s.source(g), z, state) })
 	for _, factors := range ladders() {
 		s.do(func() error {
@@ -234,11 +234,11 @@ func (s *custom) tell(dst kernel.Entries) {
 	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
 		return
 	}
-	count := s.ptr(numFan)
-	value := s.ptr(numFan + 1)
+	count := s.address(numFan)
+	value := s.address(numFan + 1)
 	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
 	s.do(func() error {
-		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.ptr(numLimit), 1, count)
+		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.address(numFiniteLimit), 1, count)
 	})
 	s.copies = append(s.copies[:0], kernel.Copy{
 		Dst:   dst.Val,

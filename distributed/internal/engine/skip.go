@@ -13,7 +13,7 @@ import (
 // whose own gradients are not finite say it, and rank 0 in any case. [Reducer.Stats] alone knows of the steps that the
 // device judges.
 func (s *Reducer) reportSkip() {
-	finite, err := s.isFinite(s.target)
+	finite, err := s.isFinite(s.gradient)
 	if err == nil && finite && s.rank != 0 {
 		return
 	}
@@ -33,7 +33,7 @@ func (s *Reducer) isFinite(g Input) (bool, error) {
 		return false, err
 	}
 	var before, square [1]float64
-	word := s.ptr(numSquares)
+	word := s.address(numSquares)
 	if err := s.rt.CopyOut(hostmem.Bytes(before[:]), word); err != nil {
 		return false, err
 	}

@@ -28,13 +28,13 @@ const headerBytes = 128
 
 // savedState has the fields of a state, in their order.
 type savedState struct {
-	fingerprint uint64  // of the Reducer that saved it
-	rank, size  int     // rank is size where the state has what ranks share
-	steps       int     // that were made
-	k           int     // entries that thresholds and partitions are for; 0: there are none
-	past        past    // but for pending
-	numbers     []int32 // that are kept, on the device
-	residual    []byte  // F32, with the velocity behind it; empty: none
+	fingerprint uint64    // of the Reducer that saved it
+	rank, size  int       // rank is size where the state has what ranks share
+	steps       int       // that were made
+	k           int       // entries that thresholds and partitions are for; 0: there are none
+	hostState   hostState // but for pending
+	numbers     []int32   // that are kept, on the device
+	residual    []byte    // F32, with the velocity behind it; empty: none
 
 	cfg Settings // of the step that saved it
 }
@@ -85,11 +85,11 @@ func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	e.Int(s.size)
 	e.Int(s.steps)
 	e.Int(k)
-	e.Int(s.past.age)
-	e.Int(s.past.steps)
-	e.Int(s.past.level)
-	e.Bool(s.past.even)
-	e.Float32(s.past.globalThreshold)
+	e.Int(s.hostState.age)
+	e.Int(s.hostState.steps)
+	e.Int(s.hostState.level)
+	e.Bool(s.hostState.even)
+	e.Float32(s.hostState.globalThreshold)
 	numbers := e.Extend(base.WordSize * len(kept))
 	for i, x := range kept {
 		binary.LittleEndian.PutUint32(numbers[base.WordSize*i:], uint32(x))
@@ -180,11 +180,11 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 	}
 	p.steps = d.Int(math.MaxInt)
 	p.k = d.Int(s.n)
-	p.past.age = d.Int(math.MaxInt)
-	p.past.steps = d.Int(math.MaxInt)
-	p.past.level = d.Int(math.MaxInt32)
-	p.past.even = d.Bool()
-	p.past.globalThreshold = d.Float32()
+	p.hostState.age = d.Int(math.MaxInt)
+	p.hostState.steps = d.Int(math.MaxInt)
+	p.hostState.level = d.Int(math.MaxInt32)
+	p.hostState.even = d.Bool()
+	p.hostState.globalThreshold = d.Float32()
 	numbers := d.Bytes()
 	p.residual = d.Bytes()
 	if err := d.End(); err != nil {
@@ -222,7 +222,7 @@ const MaxRanks = 1 << 20
 // plausible reports whether the numbers are such as steps leave. Later numbers trust them: partitions say where
 // selected entries go.
 func (p *savedState) plausible(n int) bool {
-	if p.numbers[numFaults-numKept] != 0 {
+	if p.numbers[numIndexFaults-numKept] != 0 {
 		return false
 	}
 	uses, _ := find(&p.cfg, p.k, n, p.size)
@@ -256,7 +256,7 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 		s.plan(ctx, first.k, false)
 		s.resetNumbers()
 		s.set(numKept, first.numbers...)
-		s.past = first.past
+		s.hostState = first.hostState
 	} else {
 		s.release(s.permanent)
 		s.k = 0
@@ -316,7 +316,7 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		s.set(numFactor, int32(math.Float32bits(f)))
 	}
 	s.do(func() error {
-		return s.kernels.Scale(s.residual, dtype.F32, s.held, s.ptr(numFactor))
+		return s.kernels.Scale(s.residual, dtype.F32, s.held, s.address(numFactor))
 	})
 	return base.OpError(op, s.err)
 }

@@ -165,7 +165,7 @@ func (s *Reducer) Commit(v Verdict) error {
 	if err := s.in(exchanged, judged); err != nil {
 		return err
 	}
-	g := s.target
+	g := s.gradient
 	switch {
 	case v == Skips:
 		if !s.joined {
@@ -195,7 +195,7 @@ func (s *Reducer) Commit(v Verdict) error {
 	if s.deferred {
 		s.rollBackIfNonFinite(g)
 	}
-	if s.past.pending && s.judges() {
+	if s.hostState.pending && s.judges() {
 		s.post()
 	}
 	if s.err == nil {
@@ -211,7 +211,7 @@ func (s *Reducer) Commit(v Verdict) error {
 // RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before
 // it, bit for bit, unless that fails, which stays. Without such a step it does nothing.
 func (s *Reducer) RollBack() error {
-	done := s.phase == finished && s.target.Scratch
+	done := s.phase == finished && s.gradient.Scratch
 	if !s.phase.open() && !done {
 		return s.err
 	}
@@ -257,7 +257,7 @@ func (s *Reducer) failed() error {
 // that may have to be rolled back is made beside the gradient.
 func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	s.sendsAll()
-	s.target = g
+	s.gradient = g
 	if s.cfg.Momentum > 0 {
 		s.takeVelocity(ctx, g)
 		return
@@ -325,7 +325,7 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 		s.sendsAll()
 	}
 	s.clip(ctx, &g)
-	s.target = g
+	s.gradient = g
 	s.save()
 	if s.err != nil {
 		return // nothing has changed, and nothing may
@@ -352,7 +352,7 @@ func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 	}
 	s.arriveAll(ctx, s.result)
 	s.passed(stages.Exchanged)
-	if s.flags != s.ptr(s.nonFinite) { // the verdict is about other tensors too
+	if s.flags != s.address(s.nonFiniteCounts) { // the verdict is about other tensors too
 		s.finding = unknown
 	}
 	if s.judges() && s.stats.Pattern != "" && s.whole.DType == dtype.Invalid && !s.flagged {
@@ -450,7 +450,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	s.stats.SelectedLocal = local
 	s.stats.SelectedGlobal = global
 	s.stats.Threshold = threshold
-	s.stats.GlobalThreshold = s.past.globalThreshold
+	s.stats.GlobalThreshold = s.hostState.globalThreshold
 	if err != nil {
 		return s.stats, base.OpError("stats", err)
 	}

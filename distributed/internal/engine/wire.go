@@ -77,7 +77,7 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 	}
 	e.decode(l, p, span)
 	if e.order.Streams == nil {
-		if n := e.word(e.ptr(numCount)); e.err == nil && l.N > 0 && n != l.N {
+		if n := e.word(e.address(numCount)); e.err == nil && l.N > 0 && n != l.N {
 			e.err = fmt.Errorf("%w: a message of %d entries, which has %d", comm.ErrMismatch, l.N, n)
 		}
 	}
@@ -85,7 +85,7 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 
 func (e *engine) decode(l kernel.Entries, p uintptr, span int) {
 	if e.err == nil && l.N > 0 {
-		l.Len = e.ptr(numCount) // what stands in front of a slot may say more
+		l.Len = e.address(numCount) // what stands in front of a slot may say more
 		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
 	}
 }
