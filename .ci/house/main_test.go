@@ -35,7 +35,7 @@ func walk(t *testing.T, files map[string]string) *tree {
 	return counted
 }
 
-// column is that of a place.
+// column finds the column of a place.
 var column = regexp.MustCompile(`^([^:]+:\d+):\d+`)
 
 // lines are places without their columns, in order.

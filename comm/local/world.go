@@ -86,7 +86,7 @@ type world struct {
 	jobs     jobList      // messages of which front.jobs are the number
 	lot      lot          // where waiting ranks sleep
 	agreeing []comm.Call  // by rank, of the collective that is about to start
-	ends     []int        // memory for the ends of rows in its plan
+	ends     []int        // memory for the ends of rows in its plan, if their lengths differ (plan.go)
 	judging  sync.Mutex   // held while calls are compared of which no collective starts
 }
 
@@ -173,7 +173,7 @@ type endpoint struct {
 	reduced   atomic.Bool     // the last AllReduceFixed is done
 	submitted atomic.Uint64   // all operations
 	messages  tally.Tally     // the messages among these: how many began, and how many of the first ones have ended
-	habit     habit           // for how long its waits spin (spin.go)
+	habit     habit           // for how long its waits spin, at a time (slice) and in all (total): spin.go
 	gone      atomic.Bool     // closed, and nothing in flight
 	leakAlarm runtime.Cleanup // reports a communicator that was lost without Close, which stops it
 
@@ -186,7 +186,7 @@ type endpoint struct {
 	batches  uint64         // that were submitted, and the number of the last; guarded by mu
 	stalled  atomic.Bool    // counted in world.stalled
 
-	next   *endpoint   // in the list of driver.kicked, nil at its end; the driver's that has linked it
+	next   *endpoint   // in a driver's list of those whose backlog may go on (driver.go); that driver's; nil at its end
 	linked atomic.Bool // it is in such a list
 
 	results [2]uintptr // of a small collective; guarded by mu
@@ -207,7 +207,7 @@ type op struct {
 	batch  uint64    // see endpoint.batches
 	number uint64    // of a message
 	place  int       // of a message, in endpoint.opened
-	memory int32     // place in the endpoint's memory of a message that is posted, 0 if that is empty
+	memory int32     // of a message that is posted, its place in endpoint.read or written; 0 if it has no bytes
 
 	// All operations of a batch start together.
 	collectives bool // the batch has some

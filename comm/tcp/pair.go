@@ -49,7 +49,8 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
 //
 // outbox.go has the messages that go, inbox.go those that come, credit.go bounds both. A wire (wire.go) is what one
-// communicator has of all pairs. A track (track.go) is memory that two ranks of one machine share, in place of lanes;
+// communicator has of all pairs. The engine, whose lock is mentioned below, is the schedule.Engine that makes the
+// collectives on a wire. A track (track.go) is memory that two ranks of one machine share, in place of lanes;
 // a flow is what lanes and tracks have in common. A flow's lock sealing is held while the memory of a send is read,
 // and filling while the memory of a receive is written (locks.go).
 type pair struct {
@@ -121,7 +122,8 @@ func (p *pair) cut(chunk int) {
 	p.inbox.chunk = chunk
 }
 
-// chunkOf is how long the parts are that go over a number of lanes: where several carry one message, shorter.
+// chunkOf is how long the parts are that go over a number of lanes: shorter where several carry one message at the
+// speed of a processor each. A long link has more than parallelLanes.
 func chunkOf(lanes int) int {
 	if lanes > 1 && lanes <= parallelLanes {
 		return parallelChunkBytes
@@ -147,7 +149,8 @@ func (p *pair) leave() {
 	}
 }
 
-// useTrack has messages go over a track from now on. Called by node.meetNeighbors when no message is in flight.
+// useTrack has messages go over a track from now on. Called when no message is in flight, by node.meetNeighbors, which
+// has ranks of one machine share memory.
 func (p *pair) useTrack(t *track) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -482,6 +485,7 @@ func (p *pair) control(l *lane, h *header) error {
 		return err
 	}
 	if w := p.node.wire(h.communicator); w != nil && w.place[p.rank] >= 0 { // the peer is in this communicator
+		// The engine hears it: a status report (h.report), or another message.
 		w.keepControl(int(w.place[p.rank]), h.report, message)
 	}
 	return nil
@@ -536,8 +540,8 @@ func (p *pair) post(w *wire, source int, r posted) (urgent bool) {
 	return len(p.lanes) > 0 && p.urgent()
 }
 
-// forget drops everything of a communicator. When it returns, nobody touches the memory of its
-// messages. Called by wire.Abandon, with the engine's lock held or after the engine's end.
+// forget drops everything of a communicator: data that still comes for it is discarded. When it returns, nobody
+// touches the memory of its messages. Called by wire.Abandon, with the engine's lock held or after the engine's end.
 func (p *pair) forget(w *wire, source int) {
 	p.mu.Lock()
 	m := &w.matchers[source]

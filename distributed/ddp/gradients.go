@@ -62,7 +62,7 @@ type Gradients struct {
 	gradients []gradient            // in the order of registration
 	roster    roster                // tells at the beginning of a step who has data; zero without Uneven and Weighted
 	weights   weights               // what this rank's gradients stand for; zero without Weighted
-	repeats   bool                  // what is held is of a reproducible step that was rolled back
+	repeats   bool                  // the gradients held for a reproducible step are of one that was rolled back
 
 	arrangement             // buckets, bucketOf, patterns, transaction, async, views and shards: see phase.go
 	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
@@ -70,12 +70,12 @@ type Gradients struct {
 
 	step    step              // in flight, from the first Ready to the end of Wait: see phase.go
 	spans   *base.Spans       // finds gradients of a step that share memory
-	joining []*runtime.Tensor // instead of what is left out, in Join; nil outside of it
+	joining []*runtime.Tensor // in Join: gradients of zeros, for this rank that has no data; nil outside of Join
 	steps   int               // complete ones
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
 	stats   Stats             // of it; zero before the first
 	open    bool              // the device alone knows whether it was skipped
-	skips   repeats.Log       // of steps that were skipped, and of residuals that were lost
+	skips   repeats.Log       // logs skipped steps and lost residuals, ever less often
 	err     error             // sticky; returned by every later call. nil: usable
 	closed  bool              // Close was called
 

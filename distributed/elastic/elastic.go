@@ -160,10 +160,10 @@ type Member struct {
 	formed    bool        // this process was in an epoch; used only by Next and Commit
 	runName   string      // names the job in flight records, "" before the store has said it; used only by attend
 	failures  int         // of Dial and what follows it, one after the other; used only by attend
-	denials   repeats.Log // what Next logs when the store refuses writes; used only by attend
-	residuals repeats.Log // what became of those of others, and of this member's
+	denials   repeats.Log // logs, ever less often, that the store refuses writes; used only by attend
+	residuals repeats.Log // likewise what became of the residuals of others, and of this member's
 
-	wakeup chan struct{} // of capacity 1: Member.keep is to look at the claims
+	wakeup chan struct{} // of capacity 1: the goroutine that writes the claims to the store (keep) is to look at them
 
 	mu          sync.Mutex       // guards what follows
 	kv          store.Store      // nil while the store is out of reach
@@ -179,7 +179,7 @@ type Member struct {
 	fault       error            // why this process cannot be a member; nil if it can
 	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
-	withdrawn   uint64           // the last step that it was prepared for when it stopped waiting, 0 if none
+	withdrawn   uint64           // the step up to which it could have committed when it stopped waiting, 0 if none
 	epoch       *Epoch           // entered last: nil for a member that joins, without Comm until it is formed
 }
 
@@ -203,13 +203,13 @@ func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 	}
 	m.statusClaim = claim{key: m.key(), options: []store.Option{store.Lease}}
 	m.endClaim = claim{key: finalKey}
-	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Standing: fresh, Step: cfg.Step}
+	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Standing: fresh, Step: cfg.Step} // without the job's state
 	trainer.BeforeCommit(m.Commit)
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	m.gone.Go(m.attend)
 	bounded, stop := context.WithTimeout(ctx, cfg.limit)
 	defer stop()
-	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault })
+	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault }) // looks with mu held
 	// Where only the limit has ended it, Next goes on looking for the store.
 	if err != nil && (ctx.Err() != nil || bounded.Err() == nil) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())

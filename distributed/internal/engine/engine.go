@@ -223,7 +223,7 @@ func (e *engine) adds(call func() error) {
 	}
 }
 
-// denseResult is memory for a dense result: that of the step's gradient, which is in the residual by
+// denseResult is memory for a dense result: the memory of the step's gradient, which is in the residual by
 // then or added on the way, unless the step may be rolled back.
 func (e *engine) denseResult() uintptr {
 	if e.gradient.DType == dtype.F32 && e.cfg.NoUndo {

@@ -108,7 +108,7 @@ func (e *engine) resetNumbers() {
 	e.set(numFiniteLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
 }
 
-// address returns that of a number on the device.
+// address returns where a number is on the device.
 func (e *engine) address(x number) uintptr {
 	return base.At(e.words.Ptr, int(x))
 }
