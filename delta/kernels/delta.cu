@@ -1,10 +1,11 @@
-// What changes of an array: the list of it, its way into another array, and what becomes of the checksums.
+// Differences between two arrays: listing them, applying them to another array, and updating its checksums.
 #include "order.cuh"
 
-enum { delta_block = 1 << 20 }; // elements of a checksum
+enum { delta_block = 1 << 20 }; // elements covered by one checksum
 
-// A CRC is a remainder of polynomials over bits, here by its words' bits: the highest is the coefficient of 1. So it is linear: where
-// an element changes, it changes by that element's bits, times a power of x for what follows them.
+// A CRC is a remainder of polynomials over bits. Here the highest bit of a word is the coefficient of 1. A CRC is
+// linear: a change of an element changes it by the changed bits times a power of x that depends on the number of bits
+// after them.
 enum : u32 { crc_polynomial = 0x82f63b78, crc_one = 1u << 31 };
 METHOD constexpr u32 times_x(u32 a) { return a >> 1 ^ (a & 1) * crc_polynomial; }
 METHOD constexpr u32 times(u32 a, u32 b) {
@@ -14,7 +15,7 @@ METHOD constexpr u32 times(u32 a, u32 b) {
   return product;
 }
 
-// x to the power of 32 + 8i, and of 8j * near_bytes.
+// x to the powers 32 + 8i and 8j * near_bytes.
 enum { near_bytes = 4096, far_steps = 2048 };
 struct crc_powers {
   u32 near[near_bytes], far[far_steps];
@@ -33,7 +34,7 @@ struct crc_powers {
 };
 CONSTANT crc_powers powers;
 
-// By how much the checksum of a block changes where an element, with as many behind it in the block, changes in these bits.
+// The change of a block's checksum if these bits of an element change, with `behind` elements after it in the block.
 template <typename T> DEVICE u32 crc_change(T bits, u32 behind) {
   const u32 bytes = behind * (u32)sizeof(T);
   u32 power = times(powers.far[bytes / near_bytes], powers.near[bytes % near_bytes]), sum = 0;
@@ -47,13 +48,13 @@ DEVICE u32 warp_xor(u32 v) {
   return v;
 }
 
-// An element as an integer in the order of its type, and back: flip are the bits that a sign inverts.
+// An element as an integer that sorts as its type does, and back: flip is the bits that a sign inverts.
 template <typename T> DEVICE T in_order(T x, u64 flip) { return (T)(x ^ (x >> (8 * sizeof(T) - 1) ? (T)flip : (T)0)); }
 
 struct diff_args {
   struct control *control;
   u64 *status;
-  const void *old, *now; // old may be 0
+  const void *old, *now; // old is 0 if there is none
   u64 n, flip;
   i32 *idx;
   void *diff;
@@ -62,7 +63,7 @@ struct diff_args {
   u32 *sums;
 };
 
-// Which elements of sixteen bytes differ, a bit each.
+// The elements of sixteen bytes that differ, one bit each.
 template <typename T> DEVICE u32 differ(const words<4> &a, const words<4> &b) {
   u32 flags = 0;
 #pragma unroll
@@ -79,10 +80,10 @@ template <typename T> DEVICE u32 differ(const words<4> &a, const words<4> &b) {
   return flags;
 }
 
-// finish writes what a block has listed of a tile, behind as many as there are before.
+// finish writes the listed changes of a block's tile, after those of all tiles before it.
 template <typename T> DEVICE void finish(const diff_args &a, const T *old, const T *now, u64 start, const u16 *changed, u32 count, u32 before) {
   if (warp() * warp_size >= count) return;
-  const u32 last = (u32)(least(a.n - 1, start | (delta_block - 1)) - start); // of its checksum's elements
+  const u32 last = (u32)(least(a.n - 1, start | (delta_block - 1)) - start); // last element of its checksum's block
   u32 sum = 0;
   for (u32 e = thread(); e < count; e += block_threads) {
     const u32 at = changed[e];
@@ -98,9 +99,10 @@ template <typename T> DEVICE void finish(const diff_args &a, const T *old, const
   if (lane() == 0 && sum) flip_bits(a.sums + start / delta_block, sum);
 }
 
-// diff has blocks take tiles of the arrays, of which each warp has some rows of sixteen bytes a thread. A block lists the positions
-// of a tile's changes in shared memory, so that all threads take part in what few elements need. It tells the others how many there are, and
-// only when it has listed those of its next tile asks how many come before, which the others know by then.
+// diff makes blocks take tiles of the arrays; each warp has some rows of sixteen bytes for each thread. A block lists
+// the positions of a tile's changes in shared memory, so that all threads share the work on the few changed elements.
+// It publishes their number. It asks for the number before its tile only after it has listed the next tile, when the
+// other blocks have published theirs.
 template <typename T> DEVICE void diff(const diff_args &a) {
   enum { rows = sizeof(T) == 1 ? 2 : 4, across = 16 / sizeof(T), of_row = warp_size * across, of_warp = rows * of_row, of_tile = block_warps * of_warp };
   static SHARED u32 ticket, base, counts[block_warps];
@@ -109,7 +111,7 @@ template <typename T> DEVICE void diff(const diff_args &a) {
   const u32 tiles = (u32)((a.n + of_tile - 1) / of_tile);
   const u64 tag = tag_of(a.control);
   if (tiles == 0 && block() == 0 && thread() == 0) *a.length = 0;
-  u32 next = thread() == 0 ? add_to(&a.control->ticket, 1) : 0, listed = tiles, total = 0; // the tile that was listed last, and how many it has
+  u32 next = thread() == 0 ? add_to(&a.control->ticket, 1) : 0, listed = tiles, total = 0; // the tile that was listed last, and its number of changes
   for (u32 turn = 0;; turn ^= 1) {
     if (thread() == 0) ticket = next;
     barrier();
@@ -117,7 +119,7 @@ template <typename T> DEVICE void diff(const diff_args &a) {
     if (tile < tiles) {
       if (thread() == 0) next = add_to(&a.control->ticket, 1);
       const u64 start = (u64)tile * of_tile;
-      const u32 mine = warp() * of_warp + lane() * across; // the thread's first element of the tile
+      const u32 mine = warp() * of_warp + lane() * across; // the thread's first element in the tile
       u32 flags[rows];
       if (start + of_tile <= a.n && ((u64)(now + start) | (u64)(old + (old ? start : 0))) % 16 == 0) {
         words<4> is[rows], was[rows];
@@ -138,7 +140,7 @@ template <typename T> DEVICE void diff(const diff_args &a) {
           }
         }
       }
-      u32 inclusive[rows / 2], first[rows], all = 0; // by row, of 16 bits each; of the thread's in each row
+      u32 inclusive[rows / 2], first[rows], all = 0; // by row, 16 bits each; first change of the thread in each row
 #pragma unroll
       for (u32 h = 0; h < rows / 2; h++) {
         inclusive[h] = ones(flags[2 * h]) | ones(flags[2 * h + 1]) << 16;

@@ -1,8 +1,7 @@
-// The gradient of a layer's weights: what the loss changes with each output (delta)
-// times each input, added up over the batch. All matrices are row by row; the grid
-// has a block row for each row of the gradient.
+// The gradient of a layer's weights: the derivative of the loss by each output (delta) times each input, summed over
+// the batch. All matrices are stored by rows; the grid has one row of blocks for each row of the gradient.
 //
-// gradient.ptx is this file, compiled by clang, which needs nothing of NVIDIA's:
+// gradient.ptx is this file compiled by clang, which needs nothing from NVIDIA:
 //
 //	clang-16 -x cuda -nocudainc -nocudalib --cuda-device-only --cuda-gpu-arch=sm_80 -O3 -S gradient.cu -o gradient.ptx
 extern "C" __attribute__((global)) void weight_gradient(float *gradient, const float *delta, const float *input,

@@ -1,22 +1,19 @@
-// Element types and their reductions, sixteen bytes at a time, with the meaning
-// of internal/simd: narrow floats are combined as float32 and rounded once,
-// integers wrap around, minimum and maximum are those of IEEE 754-2019, and a
-// truth value is 0 or 1.
+// Element types and their reductions, sixteen bytes at a time, with the semantics of internal/simd. Narrow floats are
+// combined as float32 and rounded once. Integers wrap around. Minimum and maximum follow IEEE 754-2019. A truth value
+// is 0 or 1.
 //
-// No result depends on which NaN an operand is: additions and multiplications
-// give the one NaN of the hardware, minimum and maximum the one with only the
-// quiet bit set. So a NaN may be replaced by another on the way.
+// No result depends on which NaN an operand is. Additions and multiplications return the hardware's canonical NaN;
+// minimum and maximum return a NaN with only the quiet bit set. A sender may therefore replace one NaN by another.
 #pragma once
 #include "tutti.cuh"
 
 // Sixteen bytes of a buffer.
 struct alignas(16) pack { u32 word[4]; };
 
-// How elements are combined. Must match the constants in kernels.go.
+// The operations of a reduction. Must match the constants in kernels.go.
 enum reduction : u32 { sum, product, minimum, maximum, average, signed_minimum, signed_maximum, any, all };
 
-// A NaN is told from a number by its bits: compilers take it that one NaN is as
-// good as another, and choose an instruction that gives that of the hardware.
+// Tests the bits: compilers treat all NaNs as equal, and otherwise choose an instruction that returns the hardware's.
 DEVICE bool is_nan(float x) { return (__builtin_bit_cast(u32, x) & 0x7fffffff) > 0x7f800000; }
 DEVICE bool is_nan(double x) { return (__builtin_bit_cast(u64, x) & ~0ull >> 1) > 0x7ffull << 52; }
 #ifdef EMULATOR
@@ -40,7 +37,7 @@ DEVICE double quiet(bool nan, double x) {
   return r;
 }
 
-// Of two zeros PTX takes -0 for the lesser one.
+// PTX orders -0 below +0.
 DEVICE float lesser(float a, float b) {
   float r;
   asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -61,13 +58,13 @@ DEVICE double greater(double a, double b) {
   asm("max.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
   return quiet(is_nan(a) || is_nan(b), r);
 }
-// The quotient, for compilers that would divide by one where nothing is divided.
+// The quotient. A compiler may otherwise insert a division by one, which changes a NaN.
 DEVICE float quotient(float a, float b) {
   float r;
   asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
-// The product, rounded before anything is added to it.
+// The product, rounded before it is added to anything.
 DEVICE float times(float a, float b) {
   float r;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -82,11 +79,11 @@ DEVICE double quotient(double a, double b) {
 template <typename T> DEVICE T lesser(T a, T b) { return a < b ? a : b; }
 template <typename T> DEVICE T greater(T a, T b) { return a > b ? a : b; }
 
-// Arithmetic on float64 keeps the payload of a NaN.
+// Arithmetic on float64 preserves the payload of a NaN.
 DEVICE float single_nan(float x) { return x; }
 DEVICE double single_nan(double x) { return quiet(is_nan(x), x); }
 
-// combine is a op b for floating point.
+// combine returns a op b for floating point.
 template <typename A> DEVICE A combine_floats(u32 op, A a, A b) {
   switch (op) {
   case product: return single_nan(a * b);
@@ -96,9 +93,8 @@ template <typename A> DEVICE A combine_floats(u32 op, A a, A b) {
   return single_nan(a + b);
 }
 
-// combine is a op b for integers: A is unsigned, and S its signed counterpart,
-// of elements that fill the upper bits of A. Wrap-around is that of the element
-// then, too.
+// combine returns a op b for integers. A is unsigned, and S is its signed counterpart. Elements occupy the upper bits
+// of A, so that they wrap around as the narrow type does.
 template <typename A, typename S> DEVICE A combine_integers(u32 op, A a, A b) {
   switch (op) {
   case minimum: return lesser(a, b);
@@ -109,14 +105,14 @@ template <typename A, typename S> DEVICE A combine_integers(u32 op, A a, A b) {
   return a + b;
 }
 
-// A format of eight bits: mantissa bits, bias, and the patterns of the largest
-// number and of infinity (0 if there is none).
+// An 8-bit format: its mantissa bits, its bias, and the bit patterns of the largest number and of infinity (0 if the
+// format has none).
 template <u32 mantissa, u32 bias, u32 largest, u32 infinity> struct minifloat {
   static const u32 shift = 23 - mantissa;
   DEVICE float decode(u32 pattern) {
     u32 sign = (pattern & 0x80) << 24, magnitude = pattern & 0x7f;
-    // The fields at their places in float32 are the number, subnormal or not,
-    // but for the bias of the exponent.
+    // Shifted to their places in float32, the fields are the number, normal or subnormal, except for the bias of the
+    // exponent.
     u32 moved = magnitude << shift;
     if (magnitude <= largest)
       moved = __builtin_bit_cast(u32, __builtin_bit_cast(float, moved) * __builtin_bit_cast(float, (254 - bias) << 23));
@@ -130,8 +126,8 @@ template <u32 mantissa, u32 bias, u32 largest, u32 infinity> struct minifloat {
     magnitude = magnitude < limit ? magnitude : limit; // saturates
     const u32 rebias = (127 - bias) << 23;
     if (magnitude < rebias + (1 << 23)) {
-      // Subnormal: the addition rounds, because the unit in the last place of
-      // this power of two is that of the subnormal numbers.
+      // Subnormal: the addition rounds, because one unit in the last place of this power of two equals one unit of the
+      // subnormals.
       const u32 magic = (128 - bias + shift) << 23;
       float rounded = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, magic);
       return sign | (__builtin_bit_cast(u32, rounded) - magic);
@@ -143,8 +139,8 @@ template <u32 mantissa, u32 bias, u32 largest, u32 infinity> struct minifloat {
 typedef minifloat<3, 7, 0x7e, 0> e4m3_format;
 typedef minifloat<2, 15, 0x7b, 0x7c> e5m2_format;
 
-// The element types: A is what they are combined in, get and put a lane of a
-// pack, which are constants after the loops over them are unrolled.
+// The element types. A is the type that elements are combined in; get and put access a lane of a pack. Lane numbers
+// are constants once the loops over them are unrolled.
 template <u32 size> DEVICE u32 bits_of(const pack &p, u32 lane) {
   const u32 per = 4 / size;
   return per == 1 ? p.word[lane] : p.word[lane / per] >> (lane % per * 8 * size) & ((1ull << 8 * size) - 1);
@@ -173,8 +169,7 @@ struct f32_element : floating<float, 4> {
   DEVICE float get(const pack &p, u32 lane) { return __builtin_bit_cast(float, p.word[lane]); }
   DEVICE void put(pack &p, u32 lane, float v) { p.word[lane] = __builtin_bit_cast(u32, v); }
 };
-// The conversions of the hardware give one NaN; the upper bits of its payload
-// are kept, as the conversions of the host do.
+// The hardware's conversions return the canonical NaN. As on the host, the upper bits of the payload are kept.
 struct f16_element : floating<float, 2> {
   DEVICE float get(const pack &p, u32 lane) { return f16_to_f32((u16)bits_of<2>(p, lane)); }
   DEVICE void put(pack &p, u32 lane, float v) {
@@ -197,8 +192,8 @@ struct e5m2_element : floating<float, 1> {
   DEVICE void put(pack &p, u32 lane, float v) { set_bits<1>(p, lane, e5m2_format::encode(v, 0x7e, 0x47600000)); }
 };
 
-// Integers narrower than 32 bits lie in the upper bits of one, so that they wrap
-// and compare as what they are.
+// Integers narrower than 32 bits occupy the upper bits of a word, so that they wrap around and compare in their own
+// type.
 struct i64_element {
   typedef u64 accumulator;
   static const u32 size = 8;
@@ -226,7 +221,7 @@ typedef narrow_integer<4> i32_element;
 typedef narrow_integer<2> i16_element;
 typedef narrow_integer<1> i8_element;
 
-// lanes are the elements of a pack as they are combined.
+// lanes holds the elements of a pack in the type that they are combined in.
 template <typename T> struct lanes {
   static const u32 count = 16 / T::size;
   typename T::accumulator lane[count];

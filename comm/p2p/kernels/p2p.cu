@@ -1,84 +1,80 @@
-// Collectives over the memory of peers: each rank writes into the scratch memory
-// of the others, and waits for what lands in its own. There is no barrier.
+// Collectives over peer memory: each rank writes into the scratch memory of the others, and waits for data that
+// arrives in its own scratch memory. There is no barrier.
 //
-// Up to some size a message goes at once, and its words say themselves that they
-// have arrived (wires sentinel32, sentinel64, tagged). Beyond that it goes through
-// a ring of chunks, whose arrival a flag tells.
+// Messages up to some size are sent at once, and each of their words shows whether it has arrived (wires sentinel32,
+// sentinel64 and tagged). Larger messages pass through a ring of chunks, whose arrival a flag announces.
 //
-// Every kernel is one operation of all ranks. It reads the number of the
-// operation, its epoch, from the scratch memory and counts it up, so a launch
-// captured in a graph may be replayed, and mixed with others. A rank at epoch e
-// has heard from every peer in e-1, when that peer was through with e-2: so what
-// the epochs use alternates between two places. This takes the boundaries of grids
-// for fences at system scope; ../model checks it, and what would do instead.
+// A kernel is one operation of all ranks. It reads the number of the operation, its epoch, from the scratch memory and
+// increments it, so that a launch captured in a graph may be replayed and mixed with others. At epoch e a rank has
+// heard from each peer in e-1, which the peer sent after it completed e-2. Memory that depends on the epoch therefore
+// alternates between two places. The protocol relies on grid boundaries as fences at system scope; ../model checks
+// this, and the fences that would replace them.
 //
-// Polls are bounded: by a word in the host's memory that aborts them, and by time. A
-// rank that aborts tells its peers, whose waits end as well.
+// Polls are bounded, by time and by a word in host memory that aborts them. A rank that aborts tells its peers, whose
+// waits end as well.
 #include "element.cuh"
 #include "shared.cuh"
 
 enum { max_ranks = 8, max_blocks = 256, max_width = 512, ring_slots = 4, stages = 2 };
-enum { max_lines = 128 * max_width / 32 }; // warps that have rings
+enum { max_lines = 128 * max_width / 32 }; // warps with rings
 
-// Where the parts of a rank's scratch memory start, in bytes. The same on all ranks.
+// The offsets of the parts of a rank's scratch memory, in bytes. They are the same on all ranks.
 struct layout {
   u64 words, words_size;   // of the sentinel wires; two places
   u64 tagged, tagged_size; // of the tagged wire; two places
   u64 ring, ring_slot;     // slots of the rings, see ring_at
-  u32 lines;               // warps that have rings
-  u32 chunk;               // packs a slot holds of each peer
+  u32 lines;               // warps with rings
+  u32 chunk;               // packs of each peer in a slot
 };
 
-// What lies at the start of the scratch memory. Only its own rank uses it, but for
-// the last words.
+// The head of the scratch memory. Only its own rank accesses it, except for gone, which peers write.
 struct state {
   u64 epoch[max_blocks]; // all the same between kernels
-  u32 broken;            // nothing runs any more
-  u64 gone[max_ranks];   // of ranks that have aborted: see gone_of
+  u32 broken;            // aborted: no later operation runs
+  u64 gone[max_ranks];   // of peers that have aborted: see gone_of
 };
-// What a rank tells that has aborted before it was through with an operation, while it
-// waited for peer.
+// Encodes that a rank aborted before it completed an operation, while it waited for peer.
 DEVICE u64 gone_of(u64 epoch, u32 peer) { return epoch << 8 | 1 + peer; }
 enum : u64 { flags_at = 4096 }; // u64 flags[stages][max_lines][max_ranks]
 
-enum { asked, timed_out }; // why a rank aborts; a peer tells more than these
+enum { asked, timed_out }; // why a rank aborts; a peer may tell other reasons
 
-// In the host's memory: what it says, and what it is told.
+// Shared with the host: the kernel reads the limits and reports an abort.
 struct watch {
   u32 abort;
-  u32 told; // the fields below are valid
-  u64 limit; // nanoseconds that a wait may take
+  u32 told; // 1 if the fields below are valid
+  u64 limit; // longest wait, in nanoseconds
   u32 rank, peer, code;
-  u32 reason; // enum, or what a peer told
+  u32 reason; // this enum, or a reason that a peer told
   u64 epoch;
 };
 
 struct world {
   u32 rank, ranks;
-  char *scratch[max_ranks]; // of each rank, as this one reaches it
+  char *scratch[max_ranks]; // of each rank, as mapped on this one
   watch *host;
   layout places;
 };
 
-// One operation. A rank gives each peer a piece and gets one from each: piece p
-// starts p strides into a buffer, and has as many bytes as the total leaves.
+// One operation. A rank sends each peer a piece and receives one from each. Piece p starts p strides into a buffer;
+// the last pieces may be shorter, or empty.
 struct call {
   const char *send;
   char *recv;
   u64 bytes, total, send_stride, recv_stride;
   u32 reduction;
-  u32 root; // who alone sends, max_ranks: all do
-  u32 code; // what the host calls the operation
-  u32 keeper;  // who alone gets the result of a reduction, max_ranks: all do
-  u32 aligned; // all pieces of all buffers, to packs
-  u32 idle; // do nothing: loads the kernel
-  // Of rounded values:
-  u32 tiles; // that a block has in a round
+  u32 root; // the only sender; max_ranks: all send
+  u32 code; // the host's code of the operation
+  u32 keeper;  // the only rank that gets a reduction's result; max_ranks: all do
+  u32 aligned; // all pieces of all buffers start at packs
+  u32 idle; // do nothing: the launch only loads the kernel
+  // For rounded values:
+  u32 tiles; // of a block in a round
   float factor; // of their sums
-  u32 grad_type; // enum, of what is added to them first
+  u32 grad_type; // enum; of the gradient that is added to the values first
   const void *grad;
-  const float *grad_factor; // 0: it is 1
-  char *lost; // where what is lost goes, 0: nowhere
+  const float *grad_factor; // 0 means a factor of 1
+  char *lost; // receives the rounding errors; 0: they are discarded
 };
 enum { grad_none, grad_f32, grad_f16, grad_bf16 };
 
@@ -94,7 +90,7 @@ struct pair { u64 word[2]; };
 #include "../testdata/emulator.h"
 #else
 
-// Memory accesses that other GPUs, or the host, see or make.
+// Memory accesses that other GPUs or the host see or make.
 DEVICE void store(void *p, const pack &v) {
   asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]), "r"(v.word[1]),
                "r"(v.word[2]), "r"(v.word[3]) : "memory");
@@ -131,7 +127,7 @@ DEVICE u64 acquire64(const u64 *p) {
   asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Sets a word that only this GPU uses to 1, and returns what it was, if that was 0.
+// Sets a word that only this GPU uses to 1 if it was 0, and returns its old value.
 DEVICE u32 set_once(u32 *p) {
   u32 before;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(p) : "memory");
@@ -150,11 +146,10 @@ DEVICE u32 active_lanes() {
 }
 DEVICE bool all_lanes(bool condition) { return (bool)__nvvm_vote_all_sync(~0u, condition); }
 
-// Whether it is time, after so many polls, to look at what may end them: in the own
-// memory after some 8 ms, in the host's after some 30. That takes about a microsecond,
-// one warp after the other. If waits came to it that are shorter than all warps'
-// looks together (5 ms), those of one rank would make the other wait long enough
-// to look as well, and so on, call after call.
+// Whether a wait should check now, after `tries` polls, if it must end: in the rank's own memory after some 8 ms, in
+// host memory after some 30 ms. A check takes about 1 us, one warp after the other, so all warps together take up to 5
+// ms. The intervals are longer: if shorter waits made such checks, the checks of one rank would delay the other until
+// it checked too, call after call.
 DEVICE bool due(u32 tries) { return tries % (1u << 14) == 0; }
 DEVICE bool asks_host(u32 tries) { return tries % (1u << 16) == 0; }
 #endif
@@ -163,7 +158,7 @@ DEVICE bool asks_host(u32 tries) { return tries % (1u << 16) == 0; }
 struct whole { static const bool value = true; };
 struct ragged { static const bool value = false; };
 
-// The pack at p, of which left bytes exist.
+// The pack at p, of which `left` bytes exist.
 template <typename S> DEVICE pack read(const char *p, u64 left, S) {
   if constexpr (S::value) return *(const pack *)p;
   const u32 *word = (const u32 *)p;
@@ -186,11 +181,11 @@ template <typename S> DEVICE void write(char *p, u64 left, const pack &v, S) {
   }
 }
 
-// The wires: how a pack crosses. Each 32-bit or 64-bit word tells by itself
-// whether it is there, because the words of a vector may arrive one by one.
+// Wires: encodings of a pack that show whether it has arrived. Each 32-bit or 64-bit word shows it by itself, because
+// the words of a vector may arrive one by one.
 
-// A word that is there is not all ones, which is a NaN, or two; the sender sends
-// another NaN for it. The reader puts the sentinel back.
+// A word has arrived if it is not all ones, a pattern that is one NaN, or two. The sender replaces this NaN by another
+// one. The reader restores the sentinel.
 struct sentinel32 {
   typedef pack arrived;
   static const u32 size = 16;
@@ -223,8 +218,8 @@ struct sentinel64 {
     return p;
   }
 };
-// Each 32-bit word travels with the epoch's lower half, which is never zero. A word
-// that was last written 2^32-2 operations ago, to the operation, would be taken for new.
+// Each 32-bit word travels with the lower half of the epoch, which is never zero. A word last written exactly 2^32-2
+// operations ago would be mistaken for a new one.
 struct tagged {
   struct arrived { pair half[2]; };
   static const u32 size = 32;
@@ -244,10 +239,10 @@ struct tagged {
   }
 };
 
-// What a thread knows of the operation that it takes part in.
+// The operation as a thread sees it.
 struct operation {
   u64 epoch;
-  bool alive; // false: it has given up, and only goes to the barriers
+  bool alive; // false after an abort: the thread only joins the barriers
   DEVICE u32 tag(const operation &o) { return (u32)o.epoch; }
 };
 
@@ -256,8 +251,7 @@ DEVICE operation begin(const world &w) {
   return {load64(&own->epoch[block()]), load32(&own->broken) == 0};
 }
 
-// Counts the epoch up, for the next kernel, when the whole block knows it. Zero
-// is no tag.
+// Increments the epoch for the next kernel, once the whole block has read it. Zero is not a tag.
 DEVICE void advance(const world &w, const operation &o) {
   barrier();
   u64 next = o.epoch + 1;
@@ -266,16 +260,16 @@ DEVICE void advance(const world &w, const operation &o) {
   for (u32 b = block() + thread() * blocks(); b < max_blocks; b += threads() * blocks()) store64(&own->epoch[b], next);
 }
 
-// Tells all peers that this rank is not through with the operation of that epoch. They
-// end waits of that one and later ones, not those that the others can end.
+// Tells all peers that this rank does not complete the operation of this epoch. Peers end waits of this epoch and of
+// later ones; earlier operations can still complete.
 DEVICE void leave(const world &w, u64 epoch, u32 peer) {
   for (u32 p = 0; p < w.ranks; p++)
     if (p != w.rank) store64(&((state *)w.scratch[p])->gone[w.rank], gone_of(epoch, peer));
 }
 
-// Says whether to go on with the wait for a peer, which began at since, after so many
-// polls. The first thread that aborts tells the host why, the rest of this rank's
-// threads to leave, and the peers, unless one of them told this rank.
+// Whether to continue a wait for a peer that began at `since` and has polled `tries` times. The first thread that
+// aborts reports the reason to the host, makes the rank's other threads abort, and tells the peers, unless a peer told
+// this rank.
 DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer, u32 tries, u64 &since) {
   state *own = (state *)w.scratch[w.rank];
   if (load32(&own->broken)) return false;
@@ -288,7 +282,7 @@ DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer,
   u64 now = nanoseconds();
   if (since == 0) since = now;
   if (!told) {
-    // One of those that wait asks the host.
+    // Of the waiting threads, one asks the host.
     if (!asks_host(tries) || lane() != __builtin_ctz(active_lanes())) return true;
     reason = now - since > load64(&w.host->limit) ? timed_out : asked;
     if (reason == asked && !load32(&w.host->abort)) return true;
@@ -306,14 +300,13 @@ DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer,
   return false;
 }
 
-// The place of rank from among the peers of rank to.
+// The index of rank `from` among the peers of rank `to`.
 DEVICE u32 seat(u32 from, u32 to) { return from < to ? from : from - 1; }
 
-// Whether this rank gets the result of a reduction. The kernels pair, add and twice
-// give it to all.
+// Whether this rank gets the result of a reduction. With the kernels pair, add and twice all ranks get it.
 DEVICE bool keeps(const world &w, const call &c) { return c.keeper >= max_ranks || c.keeper == w.rank; }
 
-// The rank that comes step ranks after this one.
+// The rank `step` ranks after this one.
 DEVICE u32 after(const world &w, u32 step) {
   const u32 p = w.rank + step;
   return p < w.ranks ? p : p - w.ranks;
@@ -327,9 +320,8 @@ DEVICE u64 piece(const call &c, u32 p) {
 DEVICE u64 packs(u64 bytes) { return (bytes + 15) / 16; }
 DEVICE u64 whole_packs(const call &c, u64 bytes) { return c.aligned ? bytes / 16 : 0; }
 
-// Goes through the packs first to last of which a thread has every step-th: those
-// below middle, which are whole, by fast(i), which does U of them, and each other
-// one by slow(i).
+// Visits packs first to last, every step-th for a thread. Packs below middle are whole and are visited by fast(i), U
+// at a time; slow(i) visits each other one.
 template <u32 U, typename F, typename G> DEVICE void go_through(u64 first, u64 middle, u64 last, u64 step, F fast, G slow) {
   u64 i = first;
   for (; i < middle; i += U * step) fast(i);
@@ -338,7 +330,7 @@ template <u32 U, typename F, typename G> DEVICE void go_through(u64 first, u64 m
   for (; i < last; i += step) slow(i);
 }
 
-// Copies packs: put(i, get(i)). Both are told whether the pack is whole.
+// Copies packs: put(i, get(i)). Both learn whether the pack is whole.
 template <typename G, typename P> DEVICE void copy(u64 first, u64 middle, u64 last, u64 step, G get, P put) {
   const u32 U = 4;
   go_through<U>(
@@ -355,7 +347,7 @@ template <typename G, typename P> DEVICE void copy(u64 first, u64 middle, u64 la
       [&](u64 i) { put(i, get(i, ragged()), ragged()); });
 }
 
-// Sends packs of a piece to every peer, in the order after the own rank.
+// Sends the packs of a piece to every peer, beginning with the rank after this one.
 template <typename W> DEVICE void push(const world &w, const call &c, const operation &o) {
   if (!o.alive) return;
   const u64 place = W::place(w.places, o.epoch), size = packs(c.bytes) * W::size;
@@ -371,7 +363,7 @@ template <typename W> DEVICE void push(const world &w, const call &c, const oper
   }
 }
 
-// Up to N packs that are to arrive, a stride apart.
+// Up to N packs that are in flight to this rank, a stride apart.
 template <typename W, u32 N> struct arrivals {
   char *base;
   u64 stride;
@@ -384,7 +376,7 @@ template <typename W, u32 N> struct arrivals {
   }
 };
 
-// Waits until they are there; peer(k) is where number k comes from.
+// Waits until the packs have arrived; peer(k) is the sender of pack k.
 template <typename W, u32 N, typename P>
 DEVICE void await(const world &w, const call &c, operation &o, arrivals<W, N> &a, P peer) {
   u64 since = 0;
@@ -411,8 +403,8 @@ DEVICE void await(const world &w, const call &c, operation &o, arrivals<W, N> &a
   }
 }
 
-// Where a reduction in one kernel finds this rank's piece: the own one, of so many
-// bytes, and those of the peers, each of a size on the wire.
+// The inputs of a reduction in one kernel: this rank's own piece, with its size in bytes, and the pieces of the peers,
+// with their size on the wire.
 struct share {
   u64 bytes, size;
   const char *own;
@@ -421,11 +413,11 @@ struct share {
 template <typename W> DEVICE share share_of(const world &w, const call &c, const operation &o) {
   return {piece(c, w.rank), packs(c.bytes) * W::size, c.send + w.rank * c.send_stride, w.scratch[w.rank] + W::place(w.places, o.epoch)};
 }
-// The rank whose seat that is.
+// The rank with this index among the peers.
 DEVICE u32 sitting(const world &w, u32 seat) { return seat < w.rank ? seat : seat + 1; }
 
-// Reduces pack i of all ranks, whatever it is, one peer after the other. Like the
-// others below it calls each(i, left, result, shape) with the result.
+// Reduces pack i of all ranks, of any alignment and length, one peer after the other. Like the functions below, it
+// calls each(i, left, result, shape) with the result.
 template <typename T, typename W, typename F>
 DEVICE void reduce_in_turn(const world &w, const call &c, operation &o, const share &p, u32 op, u64 i, F each) {
   if (!o.alive) return;
@@ -442,12 +434,12 @@ DEVICE void reduce_in_turn(const world &w, const call &c, operation &o, const sh
       v = a.take(a, 0);
     }
     if (s == 0) sum = widen<T>(v);
-    if (s > 0 || op == any || op == all) combine<T>(op, sum, v); // which makes a truth value of a byte
+    if (s > 0 || op == any || op == all) combine<T>(op, sum, v); // normalizes a byte to a truth value
   }
   each(i, left, finish<T>(c.reduction, sum, w.ranks), ragged());
 }
 
-// Adds the whole pack i of more ranks.
+// Adds the whole pack i of more than two ranks.
 template <typename T, typename W, typename F>
 DEVICE void add_many(const world &w, const call &c, operation &o, const share &p, u64 i, F each) {
   if (!o.alive) return;
@@ -476,15 +468,15 @@ DEVICE void add_many(const world &w, const call &c, operation &o, const share &p
   each(i, 16, finish<T>(c.reduction, sum, w.ranks), whole());
 }
 
-// The last pack of an aligned piece, if it is not whole.
+// Reduces the last pack of an aligned piece if it is partial.
 template <typename T, typename W, typename F>
 DEVICE void add_rest(const world &w, const call &c, operation &o, const share &p, F each) {
   const u64 middle = p.bytes / 16;
   if (p.bytes % 16 != 0 && thread_index() == middle % thread_count()) reduce_in_turn<T, W>(w, c, o, p, sum, middle, each);
 }
 
-// In the kernels reduce, pair and add every rank gets the reduction of its piece.
-// Where the pieces are one and the same, that is an allreduce. reduce does all.
+// In the kernels reduce, pair and add every rank gets the reduction of its piece. If all pieces are the same, this is
+// an allreduce. reduce handles all shapes.
 template <typename T, typename W> DEVICE void reduce(const world &w, const call &c) {
   operation o = begin(w);
   push<W>(w, c, o);
@@ -498,8 +490,8 @@ template <typename T, typename W> DEVICE void reduce(const world &w, const call 
     });
 }
 
-// pair adds aligned pieces of two ranks, a few packs of a thread together. What it
-// sends is on its way from memory before it knows the epoch.
+// pair adds aligned pieces of two ranks, a few packs of a thread together. It loads the packs that it sends before it
+// knows the epoch.
 template <typename T, typename W> DEVICE void pair_up(const world &w, const call &c) {
   const u32 U = 4, n = (u32)(c.bytes / 16), first = (u32)thread_index(), step = (u32)thread_count(), peer = 1 - w.rank;
   const char *from = c.send + peer * c.send_stride, *own = c.send + w.rank * c.send_stride;
@@ -553,7 +545,7 @@ template <typename T, typename W> DEVICE void pair_up(const world &w, const call
   add_rest<T, W>(w, c, o, p, [&](u64 i, u64 left, const pack &v, auto shape) { write(c.recv + i * 16, left, v, shape); });
 }
 
-// add adds aligned pieces of more ranks.
+// add adds aligned pieces of more than two ranks.
 template <typename T, typename W> DEVICE void add(const world &w, const call &c) {
   start();
   operation o = begin(w);
@@ -565,14 +557,14 @@ template <typename T, typename W> DEVICE void add(const world &w, const call &c)
   add_rest<T, W>(w, c, o, p, keep);
 }
 
-// twice is an allreduce of more ranks: each of them reduces one piece and sends it
-// to all. Only the last piece may be shorter.
+// twice is an allreduce of more than two ranks: each rank reduces one piece and sends it to all. Only the last piece
+// may be shorter.
 template <typename T, typename W> DEVICE void twice(const world &w, const call &c) {
   operation o = begin(w);
   push<W>(w, c, o);
   advance(w, o);
   const share p = share_of<W>(w, c, o);
-  // The second stage lies behind the first.
+  // The second stage follows the first in memory.
   const u64 second = W::place(w.places, o.epoch) + (w.ranks - 1) * p.size;
   auto pass_on = [&](u64 i, u64 left, const pack &v, auto shape) {
 #pragma unroll 1
@@ -607,7 +599,7 @@ template <typename T, typename W> DEVICE void twice(const world &w, const call &
   }
 }
 
-// The number of packs that rank from sends to rank to.
+// The number of packs that rank `from` sends to rank `to`.
 DEVICE u64 sent(const call &c, u32 from, u32 to) { return c.root < max_ranks && c.root != from ? 0 : packs(piece(c, to)); }
 
 // Copies packs first to last of this rank's piece to itself.
@@ -621,8 +613,8 @@ DEVICE void keep_own(const world &w, const call &c, u64 first, u64 last, u64 ste
        [&](u64 i, const pack &v, auto shape) { write(to + i * 16, bytes - i * 16, v, shape); });
 }
 
-// move: every rank gets a piece of every rank, or of the root. A rank that sends
-// nothing says so, because all must hear from all in every epoch.
+// move: every rank gets a piece of every rank, or of the root. A rank without data announces that, because every rank
+// must hear from all in every epoch.
 DEVICE void move(const world &w, const call &c) {
   typedef tagged W;
   start();
@@ -659,16 +651,14 @@ DEVICE void move(const world &w, const call &c) {
   }
 }
 
-// The rings. Every warp has, for each stage and peer, a few slots of chunks, in
-// two places, by epoch, and handles every so many-th chunk of a piece; the same
-// warps of all ranks belong together: a line. A line writes its chunk of a round,
-// then reads the peers' of the round before, and then tells of the first. So it
-// fills a slot again, three rounds and more later, when the peers are through
-// with it.
+// The rings. For each stage and peer, a warp has a few slots of chunks in two places, selected by the epoch. Chunks of
+// a piece are dealt to the warps in turn. The warps with the same number on all ranks form a line. In a round a line
+// writes its chunk, reads its peers' chunks of the round before, and then announces its own. A slot is filled again
+// three or more rounds later, when the peers have read it.
 //
-// A line waits for the same line of its peers, and of all kernels a block for the
-// same block. A kernel has as many blocks as all GPUs have room for at once
-// (planner.resident). If others take that room, it ends because GPUs start blocks in ascending order.
+// A line waits for the same line of its peers; in other kernels a block waits for the same block. A kernel has at most
+// as many blocks as fit on every GPU at once (planner.resident). If other kernels occupy that room, this one still
+// ends, because GPUs start blocks in ascending order.
 struct line {
   u32 index, lane;
   u64 rounds;
@@ -683,20 +673,20 @@ DEVICE u64 slot_at(const world &w, const operation &o, const line &l, u32 stage,
   u64 slot = ((2 * stage + (o.epoch & 1)) * w.places.lines + l.index) * ring_slots + round % ring_slots;
   return w.places.ring + (slot * (w.ranks - 1) + seat) * w.places.ring_slot;
 }
-// How far a peer's chunks are here. It only grows.
+// The number of a peer's chunks that have arrived. It only grows.
 DEVICE u64 *flag_at(const world &w, const line &l, u32 rank, u32 stage, u32 seat) {
   return (u64 *)(w.scratch[rank] + flags_at) + (stage * max_lines + l.index) * max_ranks + seat;
 }
 DEVICE u64 count(const operation &o, u64 round) { return o.epoch << 20 | (round + 1); }
 
-// Tells all peers that the line has written the chunks before.
+// Announces to all peers that the line has written its chunks so far.
 DEVICE void tell(const world &w, const operation &o, const line &l, u32 stage, u64 round) {
   if (l.lane >= w.ranks - 1) return;
   const u32 p = l.lane + (l.lane >= w.rank);
   release64(flag_at(w, l, p, stage, seat(w.rank, p)), count(o, round));
 }
 
-// Waits for a chunk of the lane's peer, if it has one. False: the lane gives up.
+// Waits for a chunk of the lane's peer, if it has one. Returns false if the lane aborts.
 DEVICE bool arrived(const world &w, const call &c, const operation &o, const line &l, u32 stage, u64 round) {
   if (l.lane >= w.ranks - 1) return true;
   u64 since = 0, now = 0;
@@ -709,7 +699,7 @@ DEVICE bool arrived(const world &w, const call &c, const operation &o, const lin
   return true;
 }
 
-// Waits for a chunk of every peer. False: the line gives up.
+// Waits for a chunk of every peer. Returns false if the line aborts.
 DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32 stage, u64 round) {
   const bool here = arrived(w, c, o, l, stage, round);
   l.alive = all_lanes(here);
@@ -717,14 +707,14 @@ DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32
   return l.alive;
 }
 
-// A line's part of a piece in one round.
+// The packs of a piece that a line handles in one round.
 struct part { u64 first, last; };
 DEVICE part part_of(const world &w, const line &l, u64 n, u64 round) {
   u64 first = (round * blocks() * (threads() / 32) + l.index) * w.places.chunk;
   return {least(first, n), least(first + w.places.chunk, n)};
 }
 
-// Fills this round's slots of the peers with their pieces.
+// Fills this round's slots on the peers with their pieces.
 DEVICE void fill(const world &w, const call &c, const operation &o, const line &l, u64 round) {
 #pragma unroll 1
   for (u32 step = 1; step < w.ranks; step++) {
@@ -739,8 +729,7 @@ DEVICE void fill(const world &w, const call &c, const operation &o, const line &
   }
 }
 
-// Reduces U packs from i on, below n, of which all ranks' are here; onward sends
-// the result to all.
+// Reduces U packs from i on, below n, which have arrived from all ranks. `onward` also sends the result to all.
 template <typename T, u32 U, typename S>
 DEVICE void reduce_here(const world &w, const call &c, const operation &o, const line &l, u64 round, const part &range, u64 i, u64 n, bool onward, S shape) {
   const u64 bytes = piece(c, w.rank);
@@ -776,7 +765,7 @@ DEVICE void reduce_here(const world &w, const call &c, const operation &o, const
   }
 }
 
-// Reduces this rank's part of a round.
+// Reduces this rank's packs of a round.
 template <typename T> DEVICE void reduce_round(const world &w, const call &c, const operation &o, const line &l, u64 round, bool onward) {
   const u64 bytes = piece(c, w.rank);
   const part range = part_of(w, l, packs(bytes), round);
@@ -789,8 +778,8 @@ template <typename T> DEVICE void reduce_round(const world &w, const call &c, co
   else go_through<U>(range.first + l.lane, 0, range.last, 32, [](u64) {}, slow);
 }
 
-// Copies what the peers sent in a round to where it belongs. At stage 1 these are
-// their own pieces, reduced; at stage 0 the pieces for this rank.
+// Copies the packs that the peers sent in a round to the output. At stage 1 these are the peers' reduced pieces, at
+// stage 0 the pieces for this rank.
 DEVICE void collect(const world &w, const call &c, const operation &o, const line &l, u32 stage, u64 round) {
 #pragma unroll 1
   for (u32 s = 0; s < w.ranks; s++) {
@@ -807,7 +796,7 @@ DEVICE void collect(const world &w, const call &c, const operation &o, const lin
   }
 }
 
-// ring is reduce through the rings; with a stride of recv, it is twice.
+// ring is reduce over the rings; if recv has a stride, it is twice.
 template <typename T> DEVICE void ring(const world &w, const call &c) {
   operation o = begin(w);
   advance(w, o);
@@ -831,7 +820,7 @@ template <typename T> DEVICE void ring(const world &w, const call &c) {
   }
 }
 
-// move_ring is move through the rings.
+// move_ring is move over the rings.
 DEVICE void move_ring(const world &w, const call &c) {
   operation o = begin(w);
   advance(w, o);
@@ -849,8 +838,8 @@ DEVICE void move_ring(const world &w, const call &c) {
   }
 }
 
-// post puts a list, of c.bytes entries or as many as c.recv has the address of, into the memory of the peers, where the
-// kernel that made it has not.
+// post puts a list into the memory of the peers if the kernel that made the list has not. The list has c.bytes
+// entries, or as many as the word at c.recv says.
 DEVICE void post(const world &w, const call &c) {
   const shared_lists *own = (const shared_lists *)c.send;
   const sharing others(own);
@@ -860,8 +849,8 @@ DEVICE void post(const world &w, const call &c) {
   if (thread_index() == 0) others.tell(count, (u32)c.bytes);
 }
 
-// receive takes the lists of the peers from where they arrive. It uses none of the places of other operations, so it
-// does not count their epoch up.
+// receive copies the lists of the peers from their places of arrival. It uses no place of other operations and so does
+// not increment their epoch.
 DEVICE void receive(const world &w, const call &c) {
   typedef sentinel64 W;
   const u32 U = 4;
@@ -930,7 +919,7 @@ OPERATION(add_f16, (add<f16_element, sentinel32>))
 OPERATION(add_bf16, (add<bf16_element, sentinel32>))
 OPERATION(move, move)
 
-// For a host that aborts between operations.
+// Tells the peers of an abort when the host aborts between operations.
 KERNEL leave_all(launch l) {
   if (!l.c.idle && thread_index() == 0) leave(l.w, begin(l.w).epoch, ~0u);
 }

@@ -1,18 +1,18 @@
-// Allreduce of float32 rounded to a byte: each rank adds a gradient to its values, if there
-// is one, rounds the pieces of its peers and pushes them through the rings, adds up its own
-// one in the order of the ranks, rounds the sums and pushes those to all. What a rounding loses stays with the rank. The values
-// are those of package runtime's codecs i8 and fp8, bit for bit: a scale, as bf16, for
-// each 64 values of a piece. Their layout on the way is another one.
+// Allreduce of float32 values rounded to a byte. Each rank adds a gradient to its values, if there is one, rounds the
+// pieces of its peers, and sends them over the rings. It adds up its own piece in rank order, rounds the sums, and
+// sends them to all. Rounding errors stay with the rank. The values equal those of package runtime's codecs i8 and fp8
+// bit for bit, with one bf16 scale for 64 values of a piece. The layout on the wire differs.
 //
-// A warp has 512 values at a time, a tile: four packs a lane, neighbours side by side. Where a piece begins lead values
-// behind a pack of its buffer, the packs of lanes do so too, so that they are loaded and stored whole: value i of pack k is
-// number 4 k + i - lead of the tile, and the very first pack has the last lead values of the tile in front. Of its codes
-// a lane has a pack, behind those of all tiles of a slot come the scales. The line of a ring is a block here, so that
-// one flag tells of all of its tiles; a slot is filled again three rounds later, when the peers are through with it.
+// A warp handles a tile of 512 values at a time: four packs for each lane, adjacent packs in adjacent lanes. If a
+// piece begins `lead` values after a pack boundary of its buffer, the lanes' packs do so too, so that they are loaded
+// and stored whole: value i of pack k is value 4 k + i - lead of the tile, and the first pack begins with the last
+// `lead` values of the tile. Each lane stores one pack of codes. The scales follow the codes of all tiles in a slot.
+// The line of a ring is a block here, so that one flag announces all of its tiles. A slot is filled again three rounds
+// later, when the peers have read it.
 enum { lane_packs = 4, lane_values = 4 * lane_packs, tile_values = lane_values * 32, tile_bytes = tile_values + 16, rounded_slots = 3 };
 enum { rounded_width = 320 }; // threads of a block, at most
 
-// What a value is rounded to, and its code.
+// The rounded form of a value, and its code.
 struct rounded_value {
   float value;
   u32 code;
@@ -20,12 +20,12 @@ struct rounded_value {
 struct i8_code {
   static const u32 nan = 0x80;
   DEVICE float limit() { return 127; }
-  DEVICE rounded_value round(float x) { // to even
+  DEVICE rounded_value round(float x) { // to nearest even
     const float magic = 12582912, moved = __builtin_fminf(__builtin_fmaxf(x, -127), 127) + magic;
     return {moved - magic, __builtin_bit_cast(u32, moved) & 0xff};
   }
   DEVICE float decode(u32 code, float scale) {
-    // The code as the low bits of a float32 whose unit is 1.
+    // The code as the low bits of a float32 with a unit of 1.
     const float v = times(__builtin_bit_cast(float, 0x4b000000 | (code ^ 0x80)) - 8388736, scale);
     return code == nan ? __builtin_nanf("") : v;
   }
@@ -35,7 +35,8 @@ struct e4m3_code {
   DEVICE float limit() { return 448; }
   DEVICE rounded_value round(float x) {
     const u32 bits = __builtin_bit_cast(u32, x), sign = bits & 0x80000000, magnitude = (bits ^ sign) < 0x43e00000 ? bits ^ sign : 0x43e00000;
-    // A power of two whose unit in the last place is that of the code, which counts on from the least number of its exponent.
+    // A power of two with the code's unit in the last place. Codes count up from the smallest number with its
+    // exponent.
     const u32 least_normal = 121 << 23, power = magnitude & 0x7f800000, from = power > least_normal ? power : least_normal;
     const float magic = __builtin_bit_cast(float, from + (20 << 23)), moved = __builtin_bit_cast(float, magnitude) + magic;
     const u32 code = (from - least_normal) / (1 << 20) + __builtin_bit_cast(u32, moved) - __builtin_bit_cast(u32, magic);
@@ -49,24 +50,24 @@ DEVICE bool is_finite(float x) { return (__builtin_bit_cast(u32, x) & 0x7f800000
 struct tile_part { float v[lane_values]; };
 struct coded {
   words<4> codes;
-  u64 scales; // of the tile's half that the lane is in, a block a pack
-  u64 before; // of the first lead values of the lane's packs
+  u64 scales; // of the lane's half of the tile, one block for each pack
+  u64 before; // scales of the first lead values of the lane's packs
 };
 
-// How many values behind a pack a piece begins.
+// The distance of the start of a piece from a pack boundary, in values.
 DEVICE u32 lead_of(const call &c, u32 p) { return (u32)(p * c.send_stride / 4) % 4; }
-// Whether the first lead values of the lane's packs are of the block before: sixteen lanes have a block.
+// Whether the first lead values of the lane's packs belong to the block before. A block has sixteen lanes.
 DEVICE bool splits(u32 lead) { return lead && thread() % 16 == 0; }
-// Whether value i of a pack has the scale of the block before, which is the lane's own where none is split.
+// Whether value i of a pack has the scale of the block before. Without split packs both scales are the same.
 template <bool leads> DEVICE bool is_before(u32 i, u32 lead) { return leads && i < 3 && (i == 0 || i < lead); }
 
-// Where a lane's packs of a piece's tile begin in the buffers of float32, in bytes.
+// The start of a lane's packs of a tile in the float32 buffers, in bytes.
 struct place {
   u64 at;
-  i64 left; // of the lane's packs, which are 512 bytes apart
+  i64 left; // from the lane's packs to the end; packs are 512 bytes apart
   u32 lead;
   bool whole;
-  // The first lead values of the first pack of a warp are the last ones of the tile.
+  // The first lead values of a warp's first pack are the last ones of the tile.
   METHOD bool wraps() const { return lead && thread() % 32 == 0; }
   METHOD i64 offset(u32 i) const { return i / 4 * 512 + i % 4 * 4 + (i < lead && wraps() ? tile_values * 4 : 0); }
   METHOD bool has(u32 i) const { return left > offset(i); }
@@ -76,8 +77,8 @@ template <bool leads> DEVICE place place_of(const call &c, u32 p, u64 tile) {
   const u64 bytes = piece(c, p), first = tile * tile_values * 4, at = first + (thread() % 32) * 16 - lead * 4;
   return {p * c.send_stride + at, (i64)bytes - (i64)at, lead, c.aligned && first + tile_values * 4 <= bytes};
 }
-// The values at a place, with a gradient's added, unless G is none. All loads of a whole tile are on their way before one is
-// waited for. Values go past the slots in the cache, which would have to come from memory otherwise.
+// The values at a place, plus a gradient unless G is none. All loads of a whole tile are issued before the first wait.
+// Values bypass the cache, to keep the slots in it.
 struct none {};
 template <typename G> DEVICE tile_part load_values(const place &p, const call &c, float factor) {
   constexpr bool adds = !__is_same(G, none);
@@ -171,7 +172,7 @@ DEVICE tile_part multiplied(tile_part t, float factor) {
   return t;
 }
 
-// The scale of values of which top is the greatest magnitude, as bf16.
+// The bf16 scale of values with the greatest magnitude top.
 template <typename C> DEVICE u32 scale_of(u32 top) {
   const u32 bits = __builtin_bit_cast(u32, quotient(__builtin_bit_cast(float, top), C::limit()));
   u32 scale = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -179,11 +180,11 @@ template <typename C> DEVICE u32 scale_of(u32 top) {
   return is_finite(times(bf16_to_f32((u16)scale), C::limit())) ? scale : scale - 1;
 }
 
-// The scales of a lane's packs, and what to multiply with instead of dividing by them.
+// The scales of a lane's packs, and the factors that replace a division by them.
 struct pack_scales { float scale[lane_packs], inverse[lane_packs]; };
 
-// Rounds the values of a lane to codes, and makes them what is lost; all are finite, or not. The first lead values of a pack
-// have scales of their own.
+// Rounds a lane's values to codes, and replaces the values by the rounding errors. `finite` says that all values are
+// finite. With `leads`, the first lead values of a pack have separate scales.
 template <typename C, bool finite, bool leads>
 DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const pack_scales &own, const pack_scales &before, u32 lead) {
   words<4> codes = {};
@@ -198,8 +199,9 @@ DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const pack_scales &
   return codes;
 }
 
-// Has the greatest magnitude of the values of split packs, of four each, that are of the block before counted there. It is the
-// other half's: that of the same packs for the upper lanes, and of the packs before for the lower ones.
+// Counts the greatest magnitude of the first lead values of split packs, of four packs each, for the block before.
+// That block belongs to the other half of the warp: the same packs for the upper lanes, the packs before for the lower
+// lanes.
 template <typename F> DEVICE void count_before(u32 *top, u32 lead, F magnitude) {
   u32 before[lane_packs];
   const bool moves = splits(lead);
@@ -218,7 +220,7 @@ template <typename F> DEVICE void count_before(u32 *top, u32 lead, F magnitude) 
   }
 }
 
-// Rounds the values of a warp. A lane has the scale of its pack number lane % 4.
+// Rounds the values of a warp. A lane has the scale of its pack lane % 4.
 template <typename C, bool leads> DEVICE words<4> round(tile_part &t, tile_part &rounded, u32 &scale, u32 lead) {
   u32 top[lane_packs], most = 0;
   auto magnitude = [&](u32 i) { return __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff; };
@@ -240,7 +242,7 @@ template <typename C, bool leads> DEVICE words<4> round(tile_part &t, tile_part 
     }
   }
   if constexpr (leads) count_before(top, lead, [&](u32 i) { return finite || is_finite(t.v[i]) ? magnitude(i) : 0; });
-  // Sixteen lanes have a block. They halve the packs that they have the greatest of, twice.
+  // A block has sixteen lanes. They halve the packs that each holds maxima for, twice.
   const bool odd = thread() & 1, upper = thread() & 2;
   auto greater_of = [](u32 own, u32 other) { return own > other ? own : other; };
   const u32 low = greater_of(odd ? top[1] : top[0], shuffle_xor(odd ? top[0] : top[1], 1));
@@ -266,11 +268,11 @@ template <typename C, bool leads> DEVICE words<4> round(tile_part &t, tile_part 
   return finite ? round_part<C, true, leads>(t, rounded, scales, before, lead) : round_part<C, false, leads>(t, rounded, scales, before, lead);
 }
 
-// The slots of a block: of a stage and round, and a rank's among its peers. Two ranks have
-// rings of one stage, whose places have halves.
+// The slots of a block, by stage and round and by the index of a rank among its peers. With two ranks a ring has one
+// stage, and its places have halves.
 struct tiles {
   u64 place[stages], size; // of a slot
-  u32 ranks, codes;        // bytes of a slot's codes
+  u32 ranks, codes;        // bytes of codes in a slot
   METHOD tiles(const world &w, const call &c, const operation &o)
       : size((c.tiles * (u64)tile_bytes + 127) / 128 * 128), ranks(w.ranks), codes(c.tiles * tile_values) {
     const u64 parity = o.epoch & 1, whole = (u64)w.places.lines * ring_slots * (w.ranks - 1) * w.places.ring_slot;
@@ -306,8 +308,8 @@ DEVICE bool hear_together(const world &w, const call &c, const operation &o, lin
   return l.alive = barrier_count(!here) == 0;
 }
 
-// The values are at send. The sums go to recv, multiplied by the factor: it may be the
-// memory of an f32 gradient, because a lane has the same elements of each buffer. Pieces begin at packs, unless leads.
+// Reads values at send and writes the sums, times the factor, to recv. recv may be the memory of an f32 gradient,
+// because a lane has the same elements of each buffer. Pieces begin at packs, unless `leads` is set.
 template <typename C, bool leads> DEVICE void round_pieces(const world &w, const call &c) {
   operation o = begin(w);
   advance(w, o);
@@ -315,7 +317,7 @@ template <typename C, bool leads> DEVICE void round_pieces(const world &w, const
   const tiles at(w, c, o);
   const u32 stripe = blocks() * c.tiles, rounds = (u32)((c.bytes / 4 + tile_values - 1) / tile_values + stripe - 1) / stripe;
   const float factor = c.grad_factor ? *c.grad_factor : 1;
-  // Calls each(tile, number) with the tiles of a piece that a warp has in a round.
+  // Calls each(tile, number) with a warp's tiles of a piece in a round.
   auto of_round = [&](u64 bytes, u32 round, auto each) {
     const u32 all = (u32)((bytes / 4 + tile_values - 1) / tile_values);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Lists and arrays as they travel: the codecs of package runtime, which describes the format, and the
+// Encoding and decoding of lists and arrays by the codecs of package runtime, which specifies the format, and top-k
 // selection by chunks.
 #include "elements.cuh"
 
@@ -13,7 +13,7 @@ DEVICE u64 scale_bytes(u64 c, u64 n) {
 }
 DEVICE u64 array_bytes(u64 c, u64 n) { return scale_bytes(c, n) + up4((n * bits_of_code(c) + 7) / 8); }
 
-// Values that travel: n of them, with their scales, and then their codes, at p.
+// Encoded values at p: n of them, first their scales, then their codes.
 struct coded {
   u64 codec, n;
   u8 *scales, *codes;
@@ -23,7 +23,7 @@ struct coded {
 DEVICE u16 load16(const u8 *p) { return *(const u16 *)p; }
 DEVICE float scale_at(const coded &a, u64 i) { return bf16_to_f32(load16(a.scales + i / block_values * 2)); }
 
-// E4M3, without NaNs on the way there.
+// Rounds to E4M3. NaNs do not reach it.
 DEVICE u32 to_fp8(float x) {
   const u32 bits = bits_of(x), sign = bits >> 31 << 7, m = least(bits & ~(1u << 31), bits_of(448.0f));
   const u32 rebias = 120u << 23;
@@ -34,11 +34,11 @@ DEVICE float from_fp8(u32 b) {
   const u32 sign = b >> 7 << 31, m = b & 127;
   return float_of(sign | (m == 127 ? 0x7fc00000 : bits_of(float_of(m << 20) * float_of(247u << 23))));
 }
-// 16-bit floats, whose NaNs keep what of them there is room for.
+// Rounds to a 16-bit float and keeps as much of a NaN's payload as fits.
 DEVICE u32 to_half(float x) { return x != x ? bits_of(x) >> 31 << 15 | 0x7e00 | (bits_of(x) >> 13 & 0x3ff) : f32_to_f16(x); }
 DEVICE u32 to_brain(float x) { return x != x ? bits_of(x) >> 16 | 0x40 : f32_to_bf16(x); }
 
-// How many elements of a quad from i on there are, of n; and the quad, without the others.
+// The number of elements of the quad at i that exist, of n in all; and the quad with the others set to 0.
 DEVICE u32 of_quad(u64 n, u64 i) { return i < n ? (u32)least(n - i, (u64)quad) : 0; }
 DEVICE four load_quad(const float *p, u32 count) {
   four v = {0, 0, 0, 0};
@@ -59,7 +59,7 @@ DEVICE void store_quad(float *p, u32 count, const four &v) {
     if (j < count) p[j] = v[j];
 }
 
-// decode_quad decodes the quad from i on, of which there is at least one.
+// decode_quad decodes the quad at i, which has at least one element.
 DEVICE four decode_quad(const coded &a, u64 i) {
   four v;
   const u32 *const words = (const u32 *)a.codes;
@@ -103,7 +103,7 @@ DEVICE four decode_quad(const coded &a, u64 i) {
   return v;
 }
 
-// A magnitude as BF16: not beyond the largest, and 0 if it is subnormal.
+// A magnitude as BF16: at most the largest finite one, and 0 for subnormal numbers.
 DEVICE u32 magnitude16(float v) {
   if (v != v) return 0x7fc0;
   const u32 b = least((bits_of(v) + 0x7fff + (bits_of(v) >> 16 & 1)) >> 16, 0x7f7fu);
@@ -116,10 +116,10 @@ DEVICE float warp_sum(float v) {
   return v;
 }
 
-// encode_quads has a warp write two blocks of values, from element i on for this thread, which has a quad of
-// them, and makes that what is decoded. Values behind the end are 0, and codes fill up words.
+// encode_quads makes a warp write two blocks of values, of which this thread has the quad at i, and replaces the quad
+// by its decoded values. Values past the end are 0. Codes fill whole words.
 DEVICE void encode_quads(const coded &a, u64 i, four &v) {
-  enum { lanes = block_values / quad }; // of a block
+  enum { lanes = block_values / quad }; // lanes of a block
   const u32 exist = of_quad(a.n, i);
   bool odd = false;
 #pragma unroll
@@ -137,7 +137,7 @@ DEVICE void encode_quads(const coded &a, u64 i, four &v) {
         for (u32 mask = lanes / 2; mask > 0; mask /= 2) sum[j] += float_of(shuffle_xor(bits_of(sum[j]), mask));
       }
       const bool spoiled = ballot(odd) >> (lane() & ~(lanes - 1)) & ((1 << lanes) - 1);
-      const u64 left = a.n - i / block_values * block_values; // of the block, if it exists
+      const u64 left = a.n - i / block_values * block_values; // values of the block, if it exists
       scale16 = spoiled ? 0x7fc0 : magnitude16((sum[0] + sum[2] + (sum[1] + sum[3])) * ((float)block_values / (float)least(left, (u64)block_values)));
     } else {
       u32 top = 0;
@@ -223,7 +223,7 @@ DEVICE void encode_quads(const coded &a, u64 i, four &v) {
   }
 }
 
-// block_sums adds up values of each kind over the threads of the block, halves onto halves.
+// block_sums adds up values of each kind over the threads of the block, by repeated halving.
 template <u32 kinds> DEVICE void block_sums(double (&v)[kinds], double *memory) {
   static_assert(kinds <= block_warps, "a warp for each");
   barrier();
@@ -249,17 +249,17 @@ template <u32 kinds> DEVICE void block_sums(double (&v)[kinds], double *memory) 
 
 enum { share = group_values / block_threads }; // values of a thread in a group
 
-// A group in two bits a value: the code of each value of the thread, every 256th of the group, and the sums of those
-// with each code, to which shift is added.
+// A group encoded with two bits a value: the codes of the thread's values, which are every 256th of the group, and for
+// each code the sum and the number of its values. shift is added to decoded values.
 enum { bins = 4 };
 struct group_bins {
-  u32 codes; // of two bits
-  double of_bins[2 * bins]; // and how many there are
+  u32 codes; // two bits each
+  double of_bins[2 * bins]; // sums, then numbers of values
   float shift;
-  bool spoiled; // a value is not finite
+  bool spoiled; // some value is not finite
 };
 
-// array_bins are the bins of a group of an array. v becomes what is left of the values without shift.
+// array_bins computes the bins for a group of an array, and subtracts shift from the values in v.
 DEVICE void array_bins(group_bins &g, u32 count, float (&v)[share], double *memory) {
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
   bool odd = false;
@@ -287,13 +287,14 @@ DEVICE void array_bins(group_bins &g, u32 count, float (&v)[share], double *memo
   }
 }
 
-// The histogram of magnitudes by which the values of a list are halved: sixteen bars an octave, of each sign.
+// The histogram of magnitudes that divides the values of a list into two halves: sixteen bars an octave, for each
+// sign.
 enum { bar_shift = 19, octave_bars = 16, bar_count = 128, signs = 2, bar_room = signs * bar_count };
 static_assert(bar_room == block_threads, "a thread for each bar");
 DEVICE u64 middle_of(u32 bar) { return (u64)(33 + 2 * (bar % octave_bars)) << bar / octave_bars; }
 
-// score_of returns how many squares are kept if the thread's bar is the first of the larger half of its sign; 0 if a half
-// is empty.
+// score_of returns the sum of squares that is kept if the upper half of its sign begins with the thread's bar. It
+// returns 0 if either half is empty.
 DEVICE double score_of(const u32 *counts) {
   const u32 own = thread() % bar_count;
   const u32 *const bars = counts + thread() / bar_count * bar_count;
@@ -312,7 +313,7 @@ DEVICE double score_of(const u32 *counts) {
   return (double)(sum_below * sum_below) / (double)below + (double)(sum_above * sum_above) / (double)above;
 }
 
-// list_bins are the bins of a group of a list: of each sign the smaller values and the larger ones.
+// list_bins computes the bins for a group of a list: for each sign, the smaller and the larger values.
 DEVICE void list_bins(group_bins &g, u32 count, const float (&v)[share], double *memory) {
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
   u32 *const counts = (u32 *)memory, *const tops = counts + bar_room, *const cuts = tops + block_warps;
@@ -359,7 +360,8 @@ DEVICE void list_bins(group_bins &g, u32 count, const float (&v)[share], double 
   }
 }
 
-// encode_group has a block write a group in two bits a value. v has those of the thread, and becomes what is decoded.
+// encode_group makes a block write a group with two bits a value, and replaces the thread's values in v by decoded
+// ones.
 DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *memory, bool list) {
   const u32 count = (u32)least(a.n - first, (u64)group_values);
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
@@ -368,7 +370,7 @@ DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *m
     list_bins(g, count, v, memory);
   else
     array_bins(g, count, v, memory);
-  u32 counts = 0; // in bytes
+  u32 counts = 0; // one byte for each code
 #pragma unroll
   for (u32 j = 0; j < share; j++) {
     if (!exists(j)) continue;
@@ -401,10 +403,10 @@ DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *m
   }
 }
 
-enum { memory_of_group = 8 * block_threads }; // that encode_group needs
+enum { memory_of_group = 8 * block_threads }; // doubles that encode_group needs
 
-// encode_values has a block write the values of a group, of a list or of an array, and calls lose with what is lost of each of them, or of
-// a quad from an element on.
+// encode_values makes a block write the values of a group of a list or array. It calls lose with the rounding error of
+// each value, or of each quad and its first index.
 DEVICE float lost_of(float x, float decoded) { return finite(decoded) ? x - decoded : 0; }
 template <typename F> DEVICE void encode_values(const coded &a, u64 first, const float *x, double *memory, bool list, F lose) {
   if (a.codec == as_i2) {
@@ -418,7 +420,7 @@ template <typename F> DEVICE void encode_values(const coded &a, u64 first, const
       if (j * block_threads + thread() < left) lose(first + thread() + j * block_threads, lost_of(x[first + thread() + j * block_threads], v[j]));
     return;
   }
-  enum { row = quad * warp_size, of_warp = group_values / block_warps, rows = 2 }; // at a time
+  enum { row = quad * warp_size, of_warp = group_values / block_warps, rows = 2 }; // rows at a time
 #pragma unroll 1
   for (u64 start = first + warp() * of_warp + lane() * quad, end = start + of_warp; start < end; start += rows * row) {
     four before[rows];
@@ -506,7 +508,7 @@ DEVICE u32 inclusive_scan(u32 v) {
   return v;
 }
 
-// choose returns the shortest way to write the gaps of a block, as kernel.RiceParameter says.
+// choose returns the shortest encoding of a block's gaps, as kernel.RiceParameter specifies.
 DEVICE rice choose(const u32 *gaps, u32 count) {
   u64 sum = 0;
   u32 any = 0;
@@ -514,7 +516,7 @@ DEVICE rice choose(const u32 *gaps, u32 count) {
   sum = warp_sum64(sum);
 #pragma unroll
   for (u32 mask = warp_size / 2; mask > 0; mask /= 2) any |= shuffle_xor(any, mask);
-  const auto cost = [&] METHOD (u32 k, u32 &capped) { // of the quotients and low bits, in bits
+  const auto cost = [&] METHOD (u32 k, u32 &capped) { // bits of the quotients and low bits
     u64 plain = 0, apart = 0;
     for (u32 i = lane(); i < count; i += warp_size) {
       const u32 q = gaps[i] >> k;
@@ -544,7 +546,7 @@ DEVICE rice choose(const u32 *gaps, u32 count) {
   return fixed.bytes(count) <= r.bytes(count) ? fixed : r;
 }
 
-// put_bits sets the n bits of v, at most 31, in words that are zero there.
+// put_bits sets the n bits of v, at most 31, in words that are zero at these positions.
 DEVICE void put_bits(u32 *words, u32 at, u32 v) {
   if (!v) return;
   set_bits(&words[at / 32], v << at % 32);
@@ -554,7 +556,7 @@ DEVICE u32 get_bits(const u32 *words, u32 at) { // 32 of them
   return at % 32 ? words[at / 32] >> at % 32 | words[at / 32 + 1] << (32 - at % 32) : words[at / 32];
 }
 
-// write_gaps has a warp write a block of indices to words, which are zero.
+// write_gaps makes a warp write a block of indices to words, which must be zero.
 DEVICE void write_gaps(const rice &r, const u32 *gaps, u32 count, u32 *words) {
   for (u32 i = lane(); i < count; i += warp_size) put_bits(words, i * r.k, gaps[i] & ((1u << r.k) - 1));
   if (!r.high) return;
@@ -591,8 +593,8 @@ struct encode_args {
   i32 *length;
   array lost;
 };
-// encode: a block has a group of entries at a time: all its warps the values, and then one for each block of
-// indices. Where their bytes begin, it learns from the groups before.
+// encode: a block encodes one group of entries at a time. All its warps write the values; then each of some warps
+// writes a block of indices. The offsets of these blocks follow from the groups before.
 KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
   static SHARED u32 gaps[group_blocks][index_block];
   alignas(16) static SHARED u32 staged[group_blocks][staged_words];
@@ -643,7 +645,7 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
       });
     barrier();
     const u32 from = first + warp() * index_block, count = from < m ? least(m - from, (u32)index_block) : 0;
-    const bool mine = warp() < group_blocks && count > 0; // the same for all of a warp
+    const bool mine = warp() < group_blocks && count > 0; // the same for all lanes of a warp
     rice r = {0, 0, 0};
     if (mine) {
       u32 *const g = gaps[warp()], *const words = staged[warp()];
@@ -678,7 +680,7 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
       }
     }
     if (mine) {
-      const bool fits = group_at + start + r.bytes(count) <= a.capacity; // it does, unless the list does not ascend
+      const bool fits = group_at + start + r.bytes(count) <= a.capacity; // always true for an ascending list
       u8 *const to = a.message + group_at + start;
       if (lane() == 0) ((u16 *)(a.message + at.headers))[from / index_block] = fits ? (u16)r.word() : 0;
       for (u32 i = lane(); fits && i < r.bytes(count); i += warp_size) to[i] = (u8)(staged[warp()][i / 4] >> i % 4 * 8);
@@ -688,14 +690,14 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
   if (last_block(c)) reset(c);
 }
 
-// read_gaps has a warp make words the places of the first n of count entries of a block, from the first one's
-// least place on, and returns what the next one's is.
+// read_gaps makes a warp decode the first n of a block's count entries into words, as positions relative to the
+// smallest that the first can have. It returns the smallest position of the next block.
 DEVICE u32 read_gaps(const rice &r, u32 count, u32 n, const u32 *words, u32 *places) {
   const u32 start = (count * r.k + 7) / 8 * 8, end = start + 8 * r.high;
-  for (u32 i = lane(); i < count; i += warp_size) places[i] = ~0u; // of the ones of the quotients
+  for (u32 i = lane(); i < count; i += warp_size) places[i] = ~0u; // of the one bits of the quotients
   warp_barrier();
   u32 seen = 0;
-  for (u32 at = start; at < end; at += 32 * warp_size) { // a word a thread
+  for (u32 at = start; at < end; at += 32 * warp_size) { // one word for each thread
     const u32 mine = at + 32 * lane();
     u32 w = mine < end ? get_bits(words, mine) : 0;
     if (mine < end && end - mine < 32) w &= (1u << (end - mine)) - 1;
@@ -712,7 +714,7 @@ DEVICE u32 read_gaps(const rice &r, u32 count, u32 n, const u32 *words, u32 *pla
     u32 q = 0;
     if (place != ~0u) q = place - (lane() ? previous : last) - 1;
     last = shuffle(place, warp_size - 1);
-    for (u32 large = r.capped ? ballot(place != ~0u && q == cap_at) : 0; large; large &= large - 1) { // the same for all
+    for (u32 large = r.capped ? ballot(place != ~0u && q == cap_at) : 0; large; large &= large - 1) { // the same for all lanes
       u32 zeros = 0;
       while (apart < end && !(get_bits(words, apart) & 1)) apart++, zeros++;
       zeros = apart < end ? least(zeros, 31u) : 0;
@@ -734,9 +736,10 @@ struct decode_args {
   u64 codec;
   u8 *message;
   u64 capacity;
-  entries dst; // with a length that is written
+  entries dst; // its length is written
 };
-// decode: a block has a group of entries at a time, a warp a block of indices, and the others the values.
+// decode: a block decodes one group of entries at a time. Some warps decode a block of indices each, the others the
+// values.
 KERNEL BOUNDS(block_threads, 4) decode(decode_args a) {
   static SHARED u32 places[group_blocks][index_block];
   static SHARED u32 staged[group_blocks][staged_words];
@@ -749,7 +752,7 @@ KERNEL BOUNDS(block_threads, 4) decode(decode_args a) {
   for (u32 first = block() * group_values; first < m; first += blocks() * group_values) {
     const u32 *directory = (const u32 *)(a.message + message_header) + first / group_values * 2;
     const u32 from = first + warp() * index_block;
-    const bool mine = warp() < group_blocks && from < m; // the same for all of a warp
+    const bool mine = warp() < group_blocks && from < m; // the same for all lanes of a warp
     const u32 n = mine ? least(m - from, (u32)index_block) : 0;
     barrier();
     if (mine) {
@@ -797,8 +800,9 @@ struct chunks_args {
   float *val;
   i32 *length;
 };
-// topk_chunks: a block has a chunk at a time, and keeps it in registers if it is one round. The key of the last
-// entry that is selected is found by halving [low, high), which has it; when few keys are left there, each thread has one.
+// topk_chunks: a block selects from one chunk at a time, which it keeps in registers if it fits one round. Bisection
+// of [low, high) finds the key of the last selected entry. Once few keys are left in the interval, each thread holds
+// one.
 KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
   typedef tile<4> part;
   enum { round = block_warps * part::elements, each = part::elements / warp_size };
@@ -806,7 +810,7 @@ KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
   const u64 chunks = (a.n + a.chunk - 1) / a.chunk;
   const float factor = a.factor ? *a.factor : 1;
   const u32 wide = a.type == type_f32 ? 4 : 2;
-  u32 turn = 0; // of totals
+  u32 turn = 0; // alternates between two arrays of totals
   if (thread_index() == 0 && a.length) *a.length = (i32)(a.n / a.chunk * least(a.k, a.chunk) + least(a.k, a.n % a.chunk));
   for (u64 number = block(); number < chunks; number += blocks()) {
     const u64 first = number * a.chunk;
@@ -821,7 +825,7 @@ KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
     const auto reload = [&] METHOD (u32 r) {
       if (rounds > 1) exist = load_tile(v, at(r), x);
     };
-    // total adds up a number of each warp, and before those of the warps before.
+    // total adds up one number for each warp, and the numbers of the warps before this one.
     u32 before;
     const auto total = [&] METHOD (u32 mine) {
       u32 *const t = totals[turn++ % 2], sum = 0;
@@ -835,7 +839,7 @@ KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
       }
       return sum;
     };
-    // Of the keys from low on there are at least k, and fewer from high on.
+    // At least k keys are at or above low, and fewer than k at or above high.
     u32 low = 0, high = key_end, from_low = size, from_high = 0;
     const auto halve = [&] METHOD (auto count) {
       const u32 middle = low + (high - low) / 2, n = count(middle);
@@ -848,11 +852,11 @@ KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
         for (u32 r = 0; r < rounds; r++) {
           reload(r);
 #pragma unroll
-          for (u32 j = 0; j < each; j++) n += key_of(v[j]) >= key; // which is not 0: not those that do not exist
+          for (u32 j = 0; j < each; j++) n += key_of(v[j]) >= key; // key > 0, so elements that do not exist do not count
         }
         return total(warp_sum(n));
       });
-    // each_of calls f with the place in the chunk of each element of a round with a flag, and its number.
+    // each_of calls f for each flagged element of a round, with its place in the chunk and its rank among them.
     const auto each_of = [&] METHOD (u32 r, u32 flags, auto f) {
       for (; flags; flags &= flags - 1) f((u32)at(r).at(trailing_zeros(flags) / quad) + trailing_zeros(flags) % quad, trailing_zeros(flags));
     };
@@ -887,7 +891,7 @@ KERNEL BOUNDS(block_threads, 4) topk_chunks(chunks_args a) {
       barrier();
       low = found[0], high = found[1], from_high = found[2];
     }
-    // All from high on are selected, and of those from low on the first ones.
+    // All entries with keys at or above high are selected, and the first ones of those in [low, high).
     u32 written = 0, tied = from_high;
     const u64 to = number * least(a.k, a.chunk);
     for (u32 r = 0; r < rounds; r++) {

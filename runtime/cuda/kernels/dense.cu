@@ -1,9 +1,8 @@
-// Arithmetic on whole arrays: rounding to a gradient's type, scaling, and sums,
-// which are formed in an order that neither the number of processors nor an
-// address changes.
+// Arithmetic on whole arrays: rounding to a gradient's type, scaling, and sums. The order of a sum depends neither on
+// the number of multiprocessors nor on the address.
 #include "elements.cuh"
 
-// each runs f on an array's tiles, whole ones and others.
+// each runs f on the tiles of an array, whole or partial.
 template <typename T> DEVICE void scale(T *x, u64 n, float factor) {
   enum { Q = 4 };
   const u32 lead = lead_of(x), tiles = tile<Q>::blocks(n, lead);
@@ -27,7 +26,7 @@ KERNEL scale_f32(float *x, u64 n, const float *factor) { scale(x, n, *factor); }
 KERNEL scale_f16(f16 *x, u64 n, const float *factor) { scale(x, n, *factor); }
 KERNEL scale_bf16(bf16 *x, u64 n, const float *factor) { scale(x, n, *factor); }
 
-// dst[i] = src[i] * factor, rounded, or as large as can be, with the rest in rest.
+// dst[i] = src[i] * factor, rounded and clamped to the largest finite number; rest receives the rounding error.
 template <typename T> DEVICE void store_as(T *dst, const float *src, u64 n, float factor, float *rest) {
   enum { Q = 4 };
   const u32 lead = lead_of(src), tiles = tile<Q>::blocks(n, lead);
@@ -52,11 +51,11 @@ KERNEL store_f32(float *dst, const float *src, u64 n, float factor, float *rest)
 KERNEL store_f16(f16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
 KERNEL store_bf16(bf16 *dst, const float *src, u64 n, float factor, float *rest) { store_as(dst, src, n, factor, rest); }
 
-// Copies, or zeros, if a flag is not 0.
+// Copies src, or writes zeros if the flag is not 0.
 struct copy {
   void *dst;
   const void *src;
-  u64 n, size; // elements, and bytes of one
+  u64 n, size; // number of elements, and bytes of one
 };
 enum { max_copies = 4 };
 struct copy_if_args {
@@ -85,9 +84,8 @@ KERNEL copy_if(copy_if_args a) {
   }
 }
 
-// Moments of numbers: their sum, and that of the squares of their distances to
-// the mean. They are joined as Chan, Golub and LeVeque do ("Updating Formulae
-// and a Pairwise Algorithm for Computing Sample Variances", 1979).
+// Moments: the sum of some numbers, and the sum of their squared distances to the mean. They are combined as Chan,
+// Golub and LeVeque do ("Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
 struct moments {
   double sum, squares, n;
   METHOD void join(const moments &m) {
@@ -101,18 +99,18 @@ struct moments {
     sum += m.sum, n += m.n;
   }
 };
-// The sum alone, for SumSquares.
+// Only the sum, for SumSquares.
 struct total {
   double sum;
   METHOD void join(const total &t) { sum += t.sum; }
 };
 
-// A segment of two tiles is reduced by one block, each warp's part on its own;
-// the last block of the grid joins what the segments gave, which is in memory.
+// One block reduces a segment of two tiles, each warp a part. The last block of the grid combines the results of the
+// segments from memory.
 enum { segment_tiles = 2, segment_elements = segment_tiles * 4 * quad * block_threads };
 DEVICE u32 segments_of(u64 n) { return (u32)((n + segment_elements - 1) / segment_elements); }
 
-// join_warps joins what the warps of a block have, in thread 0.
+// join_warps combines the results of a block's warps in thread 0.
 template <typename M> DEVICE M join_warps(M m) {
   static SHARED M parts[block_warps];
   barrier();
@@ -123,7 +121,7 @@ template <typename M> DEVICE M join_warps(M m) {
   return m;
 }
 
-// join_segments joins those in memory, in thread 0.
+// join_segments combines the results in memory in thread 0.
 template <typename M> DEVICE M join_segments(const M *from, u32 count) {
   static SHARED M parts[block_threads];
   const u32 share = (count + block_threads - 1) / block_threads;
@@ -241,8 +239,8 @@ KERNEL clip_factor(float *factor, const double *squares, u64 m, double share, do
   *factor = norm > limit && norm <= most ? (float)(limit / norm) : 1;
 }
 
-// refine counts what passes each of the products t * factors[j], which ascend,
-// by counting the values between them.
+// refine counts the values that reach each of the products t * factors[j]. The products ascend, so it counts the
+// values between neighbors.
 enum { max_factors = 64 };
 struct refine_args {
   control *c;
@@ -255,7 +253,7 @@ struct refine_args {
 
 KERNEL BOUNDS(block_threads, 4) refine(refine_args a) {
   enum { Q = 4 };
-  static SHARED u32 keys[max_factors], counts[max_factors + 2]; // below all, between, and those that t lets pass
+  static SHARED u32 keys[max_factors], counts[max_factors + 2]; // values by interval between products; the last counts those that reach t
   const float t = *a.threshold;
   const u32 m = (u32)a.m, key = threshold_key(t);
   if (thread() < m) keys[thread()] = threshold_key(t * float_of(a.factors[thread()]));
@@ -270,7 +268,7 @@ KERNEL BOUNDS(block_threads, 4) refine(refine_args a) {
     for (u32 j = 0; j < Q * quad; j++) {
       const u32 mine = key_of(v[j]);
       if (!(exist >> j & 1) || mine < floor) continue;
-      u32 low = 0, high = m; // how many products it passes
+      u32 low = 0, high = m; // number of products that v reaches
       while (low < high) {
         const u32 middle = (low + high) / 2;
         if (keys[middle] <= mine)
@@ -289,7 +287,7 @@ KERNEL BOUNDS(block_threads, 4) refine(refine_args a) {
     const u64 k = a.k, passed = load(&a.c->counts[m + 1]);
     if (m > 0 && finite(t) && !(3 * k <= 4 * passed && 4 * passed <= 5 * k)) {
       u64 above = 0;
-      u32 j = m - 1; // the lowest product of which few enough are above
+      u32 j = m - 1; // the lowest product that few enough values exceed
       for (above = load(&a.c->counts[m]); j > 0; j--) {
         above += load(&a.c->counts[j]);
         if (4 * above > 5 * k) break;

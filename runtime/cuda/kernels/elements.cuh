@@ -1,5 +1,5 @@
-// Arrays, read by warps in tiles of four elements ("quads") a thread, or a
-// multiple: sixteen bytes at a time, and neighbours read neighbours.
+// Arrays, read by warps in tiles of one or more groups of four elements ("quads") for each thread: sixteen bytes at a
+// time, adjacent threads from adjacent addresses.
 #pragma once
 #include "order.cuh"
 
@@ -7,8 +7,7 @@ enum { quad = 4 };
 
 template <typename T> struct vector { T lane[quad]; };
 
-// Four floats, loaded and stored together; as a quad of T; and whether there is any
-// that is not 0, or is -0.
+// Four floats that are loaded and stored together; the same as a quad of T; and a test whether any of them is not +0.
 typedef float four __attribute__((ext_vector_type(quad)));
 template <typename T> DEVICE words<quad * sizeof(T) / 4> pack(const four &x) {
   if constexpr (__is_same(T, f16))
@@ -20,35 +19,33 @@ template <typename T> DEVICE words<quad * sizeof(T) / 4> pack(const four &x) {
 }
 DEVICE bool any(const four &x) { return bits_of(x[0]) | bits_of(x[1]) | bits_of(x[2]) | bits_of(x[3]); }
 
-// Whether the quad at p, and so those that follow, may be accessed at once.
+// Whether the quad at p, and each quad after it, is aligned for one access.
 template <typename T> DEVICE bool aligned(const T *p) { return (u64)p % (quad * sizeof(T)) == 0; }
 
-// Where tiles begin, so that the quads of an array at p are aligned: that many
-// elements before the first.
+// The number of elements by which the first tile begins before the array, so that quads are aligned.
 template <typename T> DEVICE u32 lead_of(const T *p) { return (u32)((u64)p / sizeof(T) % quad); }
 
-// A tile of Q quads a thread of one warp, in Q rows.
+// A tile of one warp: Q quads for each thread, in Q rows.
 template <int Q> struct tile {
   enum { elements = Q * quad * warp_size };
   static METHOD u32 count(u64 n, u32 lead) { return n ? (u32)((n + lead + elements - 1) / elements) : 0; }
-  // How many blocks it takes, if each warp has a tile.
+  // The number of blocks for n elements, if each warp has a tile.
   static METHOD u32 blocks(u64 n, u32 lead) { return (count(n, lead) + block_warps - 1) / block_warps; }
 
-  i64 start; // the first element; those below 0 and from n on do not exist
+  i64 start; // the first element; elements below 0 or from n on do not exist
   u32 n;
   METHOD tile(u32 number, u32 lead, u32 n) : start((i64)number * elements - lead), n(n) {}
-  // The first of this thread's elements of a row.
+  // The first of this thread's elements in a row.
   METHOD i64 at(u32 row) const { return start + (row * warp_size + lane()) * quad; }
   METHOD bool whole() const { return start >= 0 && start + elements <= (i64)n; }
   METHOD bool has(i64 i) const { return (u64)i < n; }
 };
-// The tile of this warp in a tile of the block.
+// The tile of this warp within a tile of the block.
 template <int Q> DEVICE tile<Q> tile_of_block(u32 number, u32 lead, u32 n) {
   return tile<Q>(number * block_warps + warp(), lead, n);
 }
 
-// load_rows and store_rows move a whole tile between memory and registers: the
-// loads are all on their way before the first is waited for.
+// load_rows and store_rows move a whole tile between memory and registers. All loads are issued before the first wait.
 template <int Q, typename T> DEVICE void load_rows(T *to, const tile<Q> &t, const T *p) {
   if (aligned(p + t.start)) {
 #pragma unroll
@@ -77,9 +74,8 @@ template <int Q, typename T> DEVICE void store_rows(T *p, const tile<Q> &t, cons
   }
 }
 
-// load_tile reads a tile of x; or, unless G is none, makes it the sum of from and
-// a gradient, in memory too, and stores what from was in keep, unless that is 0. It
-// returns which of the elements exist, by bits.
+// load_tile reads a tile of x. If G is not none, the tile becomes the sum of from and a gradient, also in memory, and
+// keep, unless it is 0, receives the values of from. It returns a bit for each element that exists.
 struct none {};
 
 template <int Q, typename G>
@@ -115,7 +111,7 @@ template <int Q> DEVICE u32 load_tile(float *v, const tile<Q> &t, const float *x
   return load_tile(v, t, (float *)x, x, (const none *)nullptr, 1);
 }
 
-// The types of a gradient, as the host numbers them.
+// The types of a gradient; the numbers match the host's.
 enum { type_none, type_f32, type_f16, type_bf16 };
 
 template <int Q>
@@ -128,17 +124,16 @@ DEVICE u32 load_tile(float *v, const tile<Q> &t, float *x, const float *from, co
   return load_tile(v, t, x);
 }
 
-// Magnitudes are compared by the bits of |x|.
+// The key of a number is the bits of its magnitude, which compare as magnitudes do.
 enum : u32 { key_end = 1u << 31, key_infinite = 0x7f800000 };
 DEVICE u32 key_of(float x) { return bits_of(x) & (key_end - 1); }
-// The smallest key that is at least the threshold t.
+// The smallest key that reaches the threshold t.
 DEVICE u32 threshold_key(float t) { return t <= 0 ? 0 : key_of(t); }
 DEVICE bool finite(float t) { return key_of(t) < key_infinite; }
 constexpr float tiny = 0x1p-149f;
 
-// What a tile has of something, by bits of flags for each thread: how many come
-// before a thread's first in each row, and in the warp. Counts of a warp's rows
-// are at most 128 and packed into bytes, so Q is at most 4.
+// Ranks of flagged elements within a warp's tile: how many flags precede the thread's first element of a row, and the
+// total. A warp has at most 128 in a row, so the counts of four rows fit the bytes of a word: Q is at most 4.
 template <int Q> struct ranks {
   u32 before, rows, all;
   METHOD ranks(u32 flags) {
@@ -157,7 +152,7 @@ template <int Q> struct ranks {
 #pragma unroll
     for (u32 r = 0; r < Q; r++) all += rows >> 8 * r & 0xff;
   }
-  // How many come before this thread's first in a row, of those of the warp.
+  // The number of flags in the warp before this thread's first element of a row.
   METHOD u32 at(u32 row) const {
     u32 n = before >> 8 * row & 0xff;
 #pragma unroll

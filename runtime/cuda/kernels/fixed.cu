@@ -1,5 +1,5 @@
-// Sums in fixed point, by blocks of elements that have an exponent in common: half a warp has a block, and each of its
-// threads four elements, in tiles of some rows.
+// Sums in fixed point by blocks of elements with a common exponent. Half a warp handles a block, four elements for
+// each thread, in tiles of some rows.
 #include "elements.cuh"
 
 enum { fixed_block = 64, fixed_rows = 4, fixed_share = fixed_rows * quad, not_finite = 255, exponent_bias = 126, square_unit = 56, endless = 1 << 16 };
@@ -17,21 +17,21 @@ DEVICE u64 fixed_blocks(u64 skip, u64 n) { return n ? (skip + n + fixed_block - 
 DEVICE u32 warp_index() { return block() * block_warps + warp(); }
 DEVICE u32 warp_count() { return blocks() * block_warps; }
 
-// An exponent as it is stored: less 128, so that the order of I8 is that of exponents.
+// A stored exponent: less 128, so that I8 sorts exponents correctly.
 DEVICE u32 field_of(u8 exponent) { return exponent ^ 0x80u; }
 
-// A tile of blocks, of which the first one begins before the first element.
+// A tile of blocks. Its first block may begin before the first element.
 struct fixed_tile : tile<fixed_rows> {
   enum { row_blocks = quad * warp_size / fixed_block, block_lanes = fixed_block / quad };
-  u32 first, all; // of the tile's blocks, and how many blocks there are
+  u32 first, all; // the tile's first block, and the number of blocks
   METHOD fixed_tile(u32 number, u64 skip, u64 n)
       : tile(number, (u32)skip, (u32)n), first(number * (elements / fixed_block)), all((u32)fixed_blocks(skip, n)) {}
   METHOD i64 element(u32 j) const { return at(j / quad) + j % quad; }
-  // The block of this thread's elements of a row.
+  // The block of this thread's elements in a row.
   METHOD u32 block_of(u32 row) const { return first + row * row_blocks + lane() / block_lanes; }
   METHOD bool leads(u32 row) const { return lane() % block_lanes == 0 && block_of(row) < all; }
 
-  // What does not exist is 0.
+  // Elements that do not exist read as 0.
   template <typename T> METHOD void load(T *to, const T *p) const {
     if (whole()) return load_rows(to, *this, p);
 #pragma unroll
@@ -49,13 +49,13 @@ struct fixed_tile : tile<fixed_rows> {
   }
 };
 
-// Calls f with each tile of a warp.
+// Calls f for each tile of a warp.
 template <typename F> DEVICE void each_tile(u64 skip, u64 n, F f) {
   const u32 end = fixed_tile::count(n, (u32)skip);
   for (u32 number = warp_index(); number < end; number += warp_count()) f(fixed_tile(number, skip, n));
 }
 
-// The largest of the lanes that have a block, or of all lanes; and the sum of a block.
+// The maximum over the lanes of a block, or over all lanes; and the sum over a block.
 template <u32 lanes = warp_size> DEVICE u32 most_of(u32 v) {
 #pragma unroll
   for (u32 by = lanes / 2; by > 0; by /= 2) v = most(v, shuffle_xor(v, by));
@@ -89,7 +89,7 @@ KERNEL raise_exponents_f32(fixed_args a) { raise_exponents<float>(a); }
 KERNEL raise_exponents_f16(fixed_args a) { raise_exponents<f16>(a); }
 KERNEL raise_exponents_bf16(fixed_args a) { raise_exponents<bf16>(a); }
 
-// Doubles hold the products exactly; the sum with this number rounds them to an even integer.
+// Doubles hold the products exactly. Adding this number rounds them to an even integer.
 constexpr double rounder = 0x1.8p52;
 
 template <typename T> DEVICE void store_fixed(const fixed_args &a) {
@@ -151,14 +151,14 @@ struct square_words {
 };
 struct square_args {
   control *c;
-  struct square_words *parts; // the first one is the largest height
+  struct square_words *parts; // the first word is the largest height
   const i32 *sums;
   const u8 *exponents;
   u64 n, skip, bits, divisor;
   double *sum;
 };
 
-// The largest of all threads of a block, and the sum of their words, in thread 0.
+// The maximum over all threads of a block, and the sum of their words, in thread 0.
 DEVICE u32 join_threads(u32 v) {
   static SHARED u32 warps[block_warps];
   v = most_of(v);
@@ -179,7 +179,8 @@ DEVICE struct square_words join_threads(const struct square_words &words) {
   return all;
 }
 
-// The largest exponent of a block and the length of its largest sum, together: those of terms may have cancelled out.
+// The largest exponent of a block together with the length of its largest sum. The terms of one with a larger exponent
+// may have canceled.
 KERNEL top_height(square_args a) {
   u32 top = 0;
   each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
@@ -206,7 +207,7 @@ KERNEL top_height(square_args a) {
   reset(a.c);
 }
 
-// Squares add up as integers of 64 bits within a block, and as their words of 32 bits beyond it.
+// Squares are added as 64-bit integers within a block, and as separate 32-bit words across blocks.
 KERNEL square_fixed(square_args a) {
   const u32 top = (u32)a.parts->low;
   struct square_words words = {};

@@ -1,10 +1,10 @@
-// Work on lists of entries. Their indices may come from another rank: one that
-// is not in the array is skipped, and counted where that is asked for.
+// Operations on lists of entries. Their indices may come from another rank: an index outside the array is skipped, and
+// counted on request.
 #include "elements.cuh"
 #include "shared.cuh"
 
-// lower_bound returns how many of the first n indices are below bound, if they
-// ascend, and something up to n if they do not.
+// lower_bound returns how many of the first n indices are below bound if they ascend, and otherwise some number up to
+// n.
 DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   u32 low = 0, high = n;
   while (low < high) {
@@ -17,13 +17,13 @@ DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   return low;
 }
 
-// Back is kernel.Restoration: what is given back.
+// back is kernel.Restoration: the entries that are restored to an array.
 struct back {
   array dst;
   entries l, taken;
 };
 struct scatter_args : back {
-  double scale; // of scatter_add
+  double scale; // factor of scatter_add
 };
 
 template <typename F> DEVICE void each(const scatter_args &a, F f) {
@@ -42,9 +42,8 @@ template <typename F> DEVICE void each(const scatter_args &a, F f) {
 KERNEL scatter_add(scatter_args a) { EACH(a.dst.p[i] = a.dst.p[i] + a.l.val[j] * (float)a.scale); }
 KERNEL zero_at(scatter_args a) { EACH(a.dst.p[i] = 0; (void)j); }
 
-// give gives back, by warps of which this is one. What is taken lies near for entries
-// that follow each other: a warp looks for all of its 32 together, each thread for its own
-// between the first and the last of them.
+// give restores entries; this is warp `mine` of `warps`. For consecutive entries the selected ones lie close together:
+// a warp searches for the range of all of its 32 entries, and each thread for its own within that range.
 DEVICE void give(const back &a, u32 mine, u32 warps) {
   const u32 n = length_of(a.l), taken = length_of(a.taken);
   u32 faults = 0;
@@ -54,7 +53,7 @@ DEVICE void give(const back &a, u32 mine, u32 warps) {
     const float value = a.l.val[least(j, n - 1)];
     u32 low[2] = {0, 0}, high[2] = {taken, taken};
     const i32 bound[2] = {(i32)shuffle((u32)i, 0), (i32)shuffle((u32)i, warp_size - 1)};
-    while (low[0] < high[0] || low[1] < high[1]) { // warp_search, twice at a time
+    while (low[0] < high[0] || low[1] < high[1]) { // warp_search for both ends at once
       u32 step[2], below[2];
 #pragma unroll
       for (u32 s = 0; s < 2; s++) {
@@ -87,7 +86,7 @@ struct bounds_args {
   u64 m;
   i32 *positions, *lengths;
 };
-// A warp has a bound: it needs four loads after another where a thread needs twenty.
+// A warp searches each bound: it needs four dependent loads where a thread would need twenty.
 KERNEL lower_bounds(bounds_args a) {
   const u32 n = length_of(a.l);
   for (u64 j = thread_index() / warp_size; j < a.m; j += thread_count() / warp_size) {
@@ -116,7 +115,7 @@ KERNEL sample(sample_args a) {
     a.dst[j] = a.l.idx[least((u32)((double)n * a.quantiles[j]), n - 1)];
 }
 
-// balance sorts by counting how many samples come before each one.
+// balance sorts: the rank of a sample is the number of samples before it.
 struct balance_args {
   control *c;
   i32 *samples, *sorted;
@@ -156,7 +155,7 @@ KERNEL BOUNDS(block_threads, 4) count_above(count_args a) {
     counts[thread()] = 0;
   }
   barrier();
-  // Lane j of a warp counts for threshold j, and for j + 32.
+  // Lane j of a warp counts for thresholds j and j + 32.
   u32 low = 0, high = 0;
   for (u64 first = thread_index() - lane(); first < n; first += thread_count()) {
     const bool inside = first + lane() < n;
@@ -203,8 +202,7 @@ KERNEL narrow_bracket(narrow_args a) {
   for (u32 j = 0; j < m; j++) a.thresholds[j] = low + width * (j + 1);
 }
 
-// put_words writes its arguments to memory: what is too long for those of the
-// kernel that needs it.
+// put_words writes its arguments to memory, for kernels that need more than their own arguments can hold.
 struct put_args {
   u64 *to;
   u64 n;
@@ -218,22 +216,21 @@ enum { max_lists = 256, inline_lists = 25 };
 struct merge_args {
   control *c;
   u64 *status;
-  void *dst;  // merge
-  entries to; // unite
+  void *dst;  // of merge
+  entries to; // of unite
   u64 n;
   double scale;
   i32 *faults;
-  float *rest; // merge
-  const float *threshold; // unite
-  const shared_lists *shared; // unite: where the list goes besides, if not 0
-  struct back back; // merge
+  float *rest; // of merge
+  const float *threshold; // of unite
+  const shared_lists *shared; // of unite: the peers' copies of the list, if not 0
+  struct back back; // of merge
   u64 count;
-  const u64 *table; // the lists, if they are too many
+  const u64 *table; // the lists, if there are too many for list
   u64 list[inline_lists * sizeof(entries) / 8];
 };
 
-// Who fills a tile together: the threads of a warp, or of a block. After meet they
-// see what the others wrote; count does that too.
+// A team of threads that fills a tile: a warp or a block. After meet or count its threads see each other's writes.
 struct warp_team {
   enum { threads = warp_size, warps = 1, teams = block_warps, group = 8 };
   static METHOD u32 number() { return warp(); }
@@ -252,7 +249,7 @@ struct block_team {
   static METHOD u32 count(bool condition) { return barrier_count(condition); }
 };
 
-// A list whose length is known.
+// A list with a known length.
 struct list {
   const GLOBAL i32 *idx;
   const GLOBAL float *val;
@@ -263,10 +260,9 @@ DEVICE list list_of(const u64 *table, u32 number) {
   return list{(const GLOBAL i32 *)words[0], (const GLOBAL float *)words[1], length_of(words[2], (const i32 *)words[3])};
 }
 
-// An entry of a list for each thread of a team, from the one at a cursor on. It is
-// loaded before it is needed.
+// A window: one entry of a list for each thread of a team, beginning at a cursor. It is loaded ahead of its use.
 struct window {
-  i32 index; // past the end of every array where there is none
+  i32 index; // INT_MAX where there is no entry
   float value;
   METHOD void load(const list &l, u32 at) {
     index = (i32)0x7fffffff;
@@ -274,14 +270,13 @@ struct window {
   }
 };
 
-// Where the lists stand that a team fills its tiles from, in order. The windows of
-// a group of lists are on their way at the same time; if there are no more lists than
-// that, a window stays until half of it is used.
+// The positions in the lists from which a team fills its tiles, in order. The windows of a group of lists are loaded
+// together. If a group holds all lists, a window stays until half of it is used.
 template <typename team> struct cursors {
   enum { group = team::group, batch = 2 };
   struct memory {
     list lists[max_lists];
-    u32 at[team::teams][max_lists]; // where the windows begin
+    u32 at[team::teams][max_lists]; // first entries of the windows
   };
   const list *lists;
   u32 *at, count;
@@ -299,18 +294,18 @@ template <typename team> struct cursors {
     for (u32 i = 0; i < group; i++)
       if (first + i < count) windows[i].load(lists[first + i], at[first + i] + team::rank());
   }
-  // seek moves to windows with the first entries that have an index of at least bound.
+  // seek moves the windows to the first entries with an index of at least bound.
   METHOD void seek(i32 bound) {
     find(bound, warp() % team::warps, team::warps);
     team::meet();
     load(0);
   }
-  // find has some warps look for where these windows begin: each step of the search,
-  // for a group of lists, leaves a 33rd of them.
+  // find makes some warps search the windows' positions. Each step, for a group of lists, reduces the intervals to
+  // 1/33.
   METHOD void find(i32 bound, u32 mine, u32 warps) {
     for (u32 first = mine; first < count; first += group * warps) {
       const list *const l = lists + first;
-      const u32 left = (count - first + warps - 1) / warps; // lists for this warp
+      const u32 left = (count - first + warps - 1) / warps; // number of lists of this warp
       u32 low[group], high[group], widest;
 #pragma unroll
       for (u32 i = 0; i < group; i++) low[i] = 0, high[i] = i < left ? l[i * warps].n : 0;
@@ -328,7 +323,7 @@ template <typename team> struct cursors {
         for (u32 i = 0; i < group; i++) {
           if (i >= left) continue;
           const u32 step = (high[i] - low[i]) / (warp_size + 1) + 1;
-          low[i] += step * trailing_zeros(~ballot(probe[i] < bound)); // those before it are below
+          low[i] += step * trailing_zeros(~ballot(probe[i] < bound)); // the probes before it are below bound
           high[i] = least(high[i], low[i] + step - 1);
           widest = most(widest, high[i] - low[i]);
         }
@@ -338,18 +333,17 @@ template <typename team> struct cursors {
         if (i < left && lane() == 0) at[first + i * warps] = low[i];
     }
   }
-  // take calls f for the entries of a window whose index is below end, and returns
-  // how many there are.
+  // take calls f for the entries of a window with an index below end, and returns their number.
   template <typename F> METHOD u32 take(const window &w, i32 end, F f) {
     const bool here = w.index < end;
     if (here) f(w.index, w.value);
     return team::count(here);
   }
-  // add calls f for the entries whose index is below end, and for some that come
-  // before those: for the entries of a list by different threads, for those of
-  // different lists one after the other. The indices of a list that ascends are distinct, so its threads add to different
-  // words, and take has a barrier between two lists. Threads race for a word only in a list that has an index
-  // twice, whose result is undefined by contract (kernel.Kernels): one of the two sums stays, and f keeps to the tile.
+  // add calls f for the entries with an index below end, and for some that come before these. Different threads handle
+  // the entries of one list; different lists follow each other. The indices of an ascending list are distinct, so its
+  // threads add to different words; take has a barrier between two lists. Threads race for a word only if a list
+  // repeats an index. The contract (kernel.Kernels) leaves that result undefined: one of the two sums stays, and f
+  // does not leave the tile.
   template <typename F> METHOD void add(i32 end, F f) {
     for (u32 first = 0; first < count; first += group) {
 #pragma unroll
@@ -374,8 +368,8 @@ template <typename team> struct cursors {
       if (count > group) load(first + group < count ? first + group : 0);
     }
   }
-  // count_outside counts the indices of all lists that are not in the array. Lists
-  // may be short: each begins at other warps than the one before.
+  // count_outside counts the indices of all lists that are outside the array. Since lists may be short, each one
+  // begins at different warps.
   METHOD void count_outside(const merge_args &a) const {
     if (!a.faults) return;
     enum { loads = 4, entries_of_part = loads * warp_size };
@@ -395,23 +389,19 @@ template <typename team> struct cursors {
   }
 };
 
-// merge writes every element once, and needs no barriers: each warp has a part of
-// the array, which it passes through a tile in shared memory. The tile is zero but for
-// what is added, and what is read of it becomes zero again.
+// merge writes every element once and needs no barriers. Each warp has a part of the array, which passes through a
+// tile in shared memory. The tile is zero except for added entries, and is cleared as it is read.
 //
-// The floor is the time that the array takes to be written: 26,214,400 float32 on an
-// H200 24 us, or 7,800 cycles for each of the 6 tiles of a warp; the tiles of 32 warps,
-// 4 KiB each, are on their way at a time. (16-bit types: half of all.) A tile takes about
-// 75 instructions, or 95, and 20 for each list: with 8 lists a quarter of what 4
-// schedulers issue, or half. It waits for shared memory only, as windows are loaded tiles
-// before they are used.
+// The lower bound is the time to write the array: 24 us for 26,214,400 float32 on an H200, or 7,800 cycles for each of
+// a warp's 6 tiles, with the 4 KiB tiles of 32 warps in flight. (For 16-bit types it is half of that.) A tile takes
+// some 75 to 95 instructions, and 20 for each list; 8 lists use a quarter to a half of the issue slots of 4
+// schedulers. It waits only for shared memory, because windows are loaded tiles ahead.
 //
-// Measured are 31 us with 2 lists and 46 with 8, and 28 with lists that have next to nothing.
-// The search before the first tile takes some 3: a length, two or three probes and a window,
-// one after the other. What is written goes past other things in the cache: before, it drove
-// the lists out of it, and 2 of them took 38. In which order warps write their tiles makes no
-// difference (25 to 26 for stores alone), and tiles that are not a part's, but taken in turn
-// or by tickets, each with a search, take 3 to 12 us more.
+// Measured times are 31 us for 2 lists, 46 us for 8, and 28 us for nearly empty lists. The search before the first
+// tile takes some 3 us: a length, two or three probes and a window, each dependent on the one before. Writes bypass
+// the cache: otherwise they evict the lists, and 2 lists took 38 us. The order in which warps write their tiles does
+// not matter (25 to 26 us for stores alone). Tiles assigned in turn or by tickets, each with a search, cost 3 to 12 us
+// more.
 template <typename T> DEVICE void merge(const merge_args &a) {
   enum { rows = 8, elements = tile<rows>::elements };
   static SHARED four tiles[block_warps][elements / quad];
@@ -460,7 +450,7 @@ template <typename T> DEVICE void merge(const merge_args &a) {
     }
     warp_barrier();
     if (number > first) continue;
-    s.count_outside(a); // while the memory is busy writing
+    s.count_outside(a); // overlaps with the writes
     give(a.back, mine, warps);
   }
 }
@@ -468,7 +458,7 @@ KERNEL BOUNDS(block_threads, 4) merge_f32(merge_args a) { merge<float>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_f16(merge_args a) { merge<f16>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_bf16(merge_args a) { merge<bf16>(a); }
 
-// finish_union has the last block store how many entries there are.
+// finish_union makes the last block store the number of entries.
 DEVICE void finish_union(const merge_args &a, const sharing &others) {
   if (!last_block(a.c)) return;
   if (thread() == 0) {
@@ -479,11 +469,11 @@ DEVICE void finish_union(const merge_args &a, const sharing &others) {
   reset(a.c);
 }
 
-// unite lists what was added to a tile, which is a block's, instead of writing all
-// of it. Tiles begin at the least index of all lists. A block has two tickets: when it
-// waits for how many entries come before a tile's, it looks where the next tile's are.
+// unite lists what was added to a tile of a block, instead of writing the whole tile. Tiles begin at the lowest index
+// of all lists. A block holds two tickets: while it waits for the number of entries before one tile, it searches the
+// entries of the next.
 KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
-  enum { share = 32, elements = share * block_threads }; // of a thread, and of the tile
+  enum { share = 32, elements = share * block_threads }; // elements of a thread and of the tile
   alignas(16) static SHARED float tile[elements];
   static SHARED u32 met[block_threads], totals[block_warps], tickets[2], before;
   control *c = a.c;
@@ -511,7 +501,7 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   u32 number = tickets[0], turn = 1;
   if (number < tiles) {
     s.seek((i32)start_of(number));
-    if (thread() == 0) tickets[1] = add_to(&c->ticket, 1); // when the other blocks have their first ones
+    if (thread() == 0) tickets[1] = add_to(&c->ticket, 1); // after the other blocks have their first tickets
   }
   while (number < tiles) {
     const i64 start = start_of(number);
@@ -558,13 +548,13 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   finish_union(a, others);
 }
 
-// unite_two is unite of two lists. Its tiles are equal parts of the two merged into one,
-// whose ends are found by a search in both (Odeh et al., "Merge Path: Parallel Merging Made
-// Simple", 2012): what it takes depends on the lists alone. Of two entries with the same
-// index that of the first list comes first and gets the sum, also if the tile ends between them.
+// unite_two is unite for two lists. Its tiles are equal parts of their merged sequence, whose ends a search in both
+// lists finds (Odeh et al., "Merge Path: Parallel Merging Made Simple", 2012). Its time depends on the lists alone. Of
+// two entries with the same index the entry of the first list comes first and gets the sum, even if the tile ends
+// between them.
 KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
-  enum { share = 8, elements = share * block_threads }; // of a thread, and of the tile
-  static SHARED i32 idx[elements + 1];                  // of the first list, of the second, and what comes then in that
+  enum { share = 8, elements = share * block_threads }; // elements of a thread and of the tile
+  static SHARED i32 idx[elements + 1];                  // entries of the first list, then of the second, then the next one of the second
   static SHARED float val[elements + 1];
   static SHARED u32 totals[block_warps], splits[2], ticket;
   control *c = args.c;
@@ -582,13 +572,13 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
     const u32 number = ticket;
     if (number >= tiles) break;
     const u64 start = (u64)number * elements, end = least(start + elements, all);
-    if (warp() < 2) { // how many entries of the first list come before the tile, and before its end
+    if (warp() < 2) { // how many entries of the first list precede the tile, and its end
       const u32 d = (u32)(warp() ? end : start);
       const u32 found = warp_search(d > b.n ? d - b.n : 0, least(d, a.n), [&] METHOD (u32 at) { return a.idx[at] <= b.idx[d - 1 - at]; });
       if (lane() == 0) splits[warp()] = found;
     }
     barrier();
-    // In bounds also if the lists do not ascend.
+    // Keeps the accesses in bounds even if the lists do not ascend.
     const u32 a0 = splits[0], a1 = most(a0, least(splits[1], a0 + (u32)(end - start)));
     const u32 b0 = (u32)start - a0, b1 = least((u32)end - a1, b.n);
     const u32 na = a1 - a0, nb = b1 - b0;
@@ -630,7 +620,7 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
         if ((j < nb || has_next) && idx[na + j] == index[s]) value[s] = value[s] + val[na + j] * factor;
         i++;
       } else {
-        if ((i > 0 || has_last) && (i > 0 ? idx[i - 1] : last) == index[s]) wanted = false; // is in that sum
+        if ((i > 0 || has_last) && (i > 0 ? idx[i - 1] : last) == index[s]) wanted = false; // it is part of that sum
         j++;
       }
       if (wanted && key_of(value[s]) >= key) flags |= 1u << s;

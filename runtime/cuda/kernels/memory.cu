@@ -1,8 +1,8 @@
-// Fill and strided copy. Every kernel is a grid-stride loop over a
-// one-dimensional grid, so any launch geometry is right unless it says otherwise.
+// Fill and strided copy. Every kernel is a grid-stride loop over a one-dimensional grid, so any launch geometry is
+// right unless its comment says otherwise.
 #include "tutti.cuh"
 
-// Eight-byte fill; smaller elements use the driver's memset.
+// Fills 8-byte elements. The driver's memset fills smaller ones.
 KERNEL fill_u64(u64 *dst, u64 n, u64 value) {
   for (u64 i = thread_index(); i < n; i += thread_count()) dst[i] = value;
 }
@@ -18,7 +18,7 @@ struct layout {
   u32 dims;
 };
 
-// A 64-bit division is many times as slow as a 32-bit one.
+// A 64-bit division is many times slower than a 32-bit one.
 DEVICE u64 divide(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u32)a / (u32)b; }
 
 template <typename T> DEVICE void copy_strided(T *dst, const T *src, const layout &l) {
@@ -41,11 +41,10 @@ KERNEL copy_strided_2(u16 *dst, const u16 *src, layout l) { copy_strided(dst, sr
 KERNEL copy_strided_4(u32 *dst, const u32 *src, layout l) { copy_strided(dst, src, l); }
 KERNEL copy_strided_8(u64 *dst, const u64 *src, layout l) { copy_strided(dst, src, l); }
 
-// A strided copy whose last dimension is contiguous in the destination and
-// whose last but one is in the source: a batch of transposes. Each block moves
-// tiles of 32 by 32 elements through shared memory, so that it reads as well as
-// writes neighbours; the 33rd column keeps those it reads apart in different
-// banks. Needs blocks of 256 threads; any number of them is right.
+// A batch of transposes: a strided copy whose last dimension is contiguous in the destination and whose second-to-last
+// is contiguous in the source. Each block moves tiles of 32 by 32 elements through shared memory, so that adjacent
+// threads both read and write adjacent elements. A 33rd column avoids bank conflicts. A block must have 256 threads;
+// any number of blocks is right.
 enum { tile_size = 32, tile_rows = 8 };
 
 template <typename T> DEVICE void transpose(T *dst, const T *src, const layout &l) {
@@ -57,7 +56,7 @@ template <typename T> DEVICE void transpose(T *dst, const T *src, const layout &
   u64 tiles = across * down;
   for (int d = 0; d < row; d++) tiles *= l.shape[d];
 
-  // All threads of a block go round equally often, as barriers demand.
+  // All threads of a block must iterate equally often, because of the barriers.
   for (u64 t = block(); t < tiles; t += blocks()) {
     u64 rest = divide(t, across);
     const u64 c0 = (t - rest * across) * tile_size;

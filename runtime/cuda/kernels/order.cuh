@@ -1,11 +1,11 @@
-// What kernels share whose blocks write one list together, in order.
+// Shared code of kernels whose blocks write one list together, in order.
 #pragma once
 #include "tutti.cuh"
 
-// Blocks have 256 threads. The kernels with barriers rely on it.
+// Blocks have 256 threads, on which kernels with barriers rely.
 enum { block_threads = 256, block_warps = block_threads / warp_size };
 
-// Entries is kernel.Entries: a list, and where its length is.
+// entries is kernel.Entries: a list and the address of its length.
 struct entries {
   i32 *idx;
   float *val;
@@ -13,7 +13,7 @@ struct entries {
   const i32 *length;
 };
 
-// How many entries a list has that is read.
+// The length of a list that is read.
 DEVICE u32 length_of(u64 n, const i32 *length) {
   if (!length) return (u32)n;
   i32 l = *length;
@@ -21,7 +21,7 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
-// Array is kernel.Array.
+// array is kernel.Array.
 struct array {
   float *p;
   u64 n;
@@ -29,62 +29,61 @@ struct array {
   METHOD bool has(i32 i) const { return (u32)i < n; }
 };
 
-// Adds to the number at faults how many threads of the grid met one.
+// Adds the number of threads of the grid that met a fault to *faults.
 DEVICE void count_faults(i32 *faults, u32 mine) {
   if (!faults) return;
   const u32 all = warp_sum(mine);
   if (lane() == 0 && all) add_to((u32 *)faults, all);
 }
 
-// warp_search finds, by a whole warp, the first place from low up to high for which before
-// does not hold: 33 parts a step instead of two.
+// warp_search finds the first place in [low, high) for which before is false. The whole warp searches; each step
+// divides the interval into 33 parts.
 template <typename F> DEVICE u32 warp_search(u32 low, u32 high, F before) {
   while (low < high) {
     const u32 step = (high - low) / (warp_size + 1) + 1, at = low + step * (lane() + 1) - 1;
-    const u32 below = trailing_zeros(~ballot(at < high && before(at))); // of the probes
+    const u32 below = trailing_zeros(~ballot(at < high && before(at))); // number of probes for which before holds
     const u32 end = low + step * (below + 1) - 1;
     low += step * below;
     high = least(high, end);
   }
   return low;
 }
-// lower_bound by a whole warp: how many of the first n indices are below bound.
+// warp_lower_bound is lower_bound by a whole warp: how many of the first n indices are below bound.
 DEVICE u32 warp_lower_bound(const i32 *idx, u32 n, i32 bound) {
   return warp_search(0, n, [&] METHOD (u32 at) { return idx[at] < bound; });
 }
 
 enum { histogram_bins = 4096, superset_bins = 4096, max_phases = 8, max_counts = 64 };
 
-// A phase of cut, see there.
+// A phase of cut (select.cu).
 struct phase {
   u32 kind, first, units; // its units are the tickets from first on
-  u32 lo, bits, rank;     // the entry sought is the rank-th largest of those with keys in [lo, lo + 2^bits)
-  u32 split;              // not all entries with the key lo are taken, but rank
+  u32 lo, bits, rank;     // the threshold is the rank-th largest key in [lo, lo + 2^bits)
+  u32 split;              // of the entries with key lo, only `rank` are selected
 };
 
-// What pick leaves to cut beside the segments and the histogram of the superset.
+// The results of pick for cut, besides the segments and the histogram of the superset.
 struct listed {
-  u32 mode, key; // what passed, and from which key on
+  u32 mode, key; // how entries were listed, and the least key
   float threshold;
 };
 
-// What sift leaves to cut: the last of the k largest is the rank-th largest of those
-// with keys in [key, key + 2^bits), the candidates.
+// The results of sift for cut: the last of the k largest is the rank-th largest of the candidates, the entries with
+// keys in [key, key + 2^bits).
 struct last {
-  u32 enough; // the segments have the k largest
+  u32 enough; // 1 if the segments hold the k largest
   u32 key, bits, rank;
 };
 
-// The memory that kernels leave to each other, and to themselves: all of it is
-// zero between two kernels, except the epoch and what pick and sift leave to cut:
-// listed, last, candidates and superset.
+// Memory that kernels share with later launches. Between two kernels all of it is zero, except the epoch and the
+// results of pick and sift for cut: listed, last, candidates and superset.
 struct control {
-  u32 epoch;  // of this launch; tags what its blocks tell each other
+  u32 epoch;  // number of this launch; tags its status words
   u32 ticket; // next tile
-  u32 done;   // blocks
+  u32 done;   // finished blocks
   u32 total;  // entries found
   u32 candidates;
-  u32 phases; // of cut that are known, beyond the first
+  u32 phases; // published phases of cut after the first
   u32 finished;
   struct listed listed;
   struct last last;
@@ -93,8 +92,8 @@ struct control {
   alignas(16) u32 histogram[histogram_bins], superset[superset_bins];
 };
 
-// last_block ends the work of a block, and reports whether it was the last of
-// the grid, which sees what the others wrote and has to reset the control.
+// last_block ends the work of a block, and returns true for the last block of the grid. That block sees the writes of
+// the others, and has to reset the control.
 DEVICE bool last_block(control *c) {
   static SHARED bool last;
   barrier();
@@ -111,27 +110,25 @@ DEVICE void reset(control *c) {
   if (thread() == 0) c->ticket = c->done = c->phases = c->finished = c->total = 0, c->epoch++;
 }
 
-// Decoupled look-back (Merrill and Garland, "Single-pass Parallel Prefix Scan
-// with Decoupled Look-back", 2016): tile i of a launch publishes its count, adds
-// up what the tiles before it have published, and publishes the sum. Tiles are
-// tickets, taken by blocks that run, so what a tile waits for is under way, also
-// when not all blocks have room at a time. A status word is | epoch: 31 | kind: 2 | count: 31 |, so words of
-// earlier launches need no clearing, but for one that was last written exactly 2^31
-// launches ago.
+// Decoupled look-back (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016): tile i
+// of a launch publishes its count, adds up the published counts of the tiles before it, and publishes the sum. Tiles
+// are tickets that running blocks take, so a tile waits only for tiles in progress, even if not all blocks fit on the
+// GPU at once. A status word is | epoch: 31 | kind: 2 | count: 31 |. Words of earlier launches need no clearing,
+// except one last written exactly 2^31 launches ago.
 enum : u64 { status_count = (1ull << 31) - 1, status_part = 1ull << 31, status_whole = 2ull << 31, status_kind = 3ull << 31 };
 
 DEVICE u64 tag_of(const control *c) { return (u64)load(&c->epoch) << 33; }
 
-// look_back returns how many there are before a tile that has count of them. It
-// is called by one whole warp.
+// look_back returns the sum of the counts of all tiles before this one, whose count is `count`. One whole warp calls
+// it.
 DEVICE u32 look_back(u64 *status, u32 tile, u32 count, u64 tag) {
   if (lane() == 0) store(status + tile, tag | (tile == 0 ? status_whole : status_part) | count);
   if (tile == 0) return 0;
   u32 sum = 0;
-  for (u32 end = tile;; end -= warp_size) { // of the window, whose lane 0 is nearest
+  for (u32 end = tile;; end -= warp_size) { // end of the window; lane 0 looks at the nearest tile
     const bool inside = lane() < end;
     u64 word;
-    u32 whole, first; // the nearest lane that knows all before it
+    u32 whole, first; // the nearest lane with a complete sum
     do {
       word = inside ? load(status + (end - 1 - lane())) : tag | status_whole;
       const bool known = (word & ~(status_kind | status_count)) == tag && (word & status_kind) != 0;
@@ -147,13 +144,12 @@ DEVICE u32 look_back(u64 *status, u32 tile, u32 count, u64 tag) {
   return sum;
 }
 
-// block_look_back is look_back by a whole block, which looks at as many tiles at a time as it
-// has threads.
+// block_look_back is look_back by a whole block, with a window as wide as the block.
 DEVICE u32 block_look_back(u64 *status, u32 tile, u32 count, u64 tag) {
   static SHARED u32 sums[block_warps], wholes[block_warps];
   if (thread() == 0) store(status + tile, tag | (tile == 0 ? status_whole : status_part) | count);
   u32 sum = 0, found = tile == 0;
-  for (u32 end = tile; !found; end -= block_threads) { // of the window, whose thread 0 is nearest
+  for (u32 end = tile; !found; end -= block_threads) { // end of the window; thread 0 looks at the nearest tile
     u64 word = tag | status_whole;
     if (thread() < end) do word = load(status + (end - 1 - thread()));
       while ((word & ~(status_kind | status_count)) != tag || (word & status_kind) == 0);
@@ -169,9 +165,8 @@ DEVICE u32 block_look_back(u64 *status, u32 tile, u32 count, u64 tag) {
   return sum;
 }
 
-// scan returns the sum of v over the threads of the block before this one, and
-// in total that over all. It has a barrier; the next use of totals needs one
-// before it.
+// scan returns the sum of v over the threads before this one, and sets total to the sum over the block. It has a
+// barrier; reusing totals needs one more.
 DEVICE u32 scan(u32 v, u32 *totals, u32 &total) {
   u32 inclusive = v;
 #pragma unroll

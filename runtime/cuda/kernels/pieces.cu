@@ -1,24 +1,23 @@
-// Copies of pieces of lists, which the device cuts where its numbers say.
+// Copies pieces of lists whose bounds are numbers in device memory.
 #include "order.cuh"
 
 struct piece {
   entries from;
   const i32 *start, *end;
   u64 by_index;
-  i32 *idx; // of the list that it is put into
+  i32 *idx; // of the destination list
   float *val;
   u64 room;
   i32 *length;
 };
-enum { max_pieces = 11 }; // of a launch
+enum { max_pieces = 11 }; // in a launch
 
 struct pieces_args {
   u64 count;
   u64 pieces[max_pieces * (sizeof(piece) / 8)];
 };
 
-// copy_pieces puts pieces that follow each other and go to the same list one
-// behind the other.
+// copy_pieces concatenates consecutive pieces that go to the same list.
 KERNEL BOUNDS(block_threads, 4) copy_pieces(pieces_args a) {
   static SHARED piece pieces[max_pieces];
   static SHARED u32 ends[2 * max_pieces];
@@ -33,7 +32,7 @@ KERNEL BOUNDS(block_threads, 4) copy_pieces(pieces_args a) {
     if (lane() == 0) ends[e] = place;
   }
   barrier();
-  u64 total = 0; // of the pieces before, in this list
+  u64 total = 0; // length of the preceding pieces in this list
   for (u32 p = 0; p < a.count; p++) {
     const piece x = pieces[p];
     if (p == 0 || x.length != pieces[p - 1].length) total = 0;

@@ -1,43 +1,40 @@
-// Selection by magnitude. pick passes over an array once: it adds the gradient,
-// and lists what reaches a threshold, each warp what it finds in its part of the
-// array, in a segment of its own. cut closes the gaps between the segments, if all
-// of that is wanted. If the k largest are, sift finds the last of them among what
-// was listed, and cut leaves out what comes behind it; where they are not all
-// listed, cut looks for them in the array. Which, is decided on the device.
+// Selection by magnitude. pick passes over an array once: it adds the gradient and lists the entries that reach a
+// threshold. Each warp lists the entries of its part of the array in its own segment. cut closes the gaps between the
+// segments if all listed entries are wanted. If only the k largest are, sift finds the last of these among the listed
+// entries, and cut drops the smaller ones. If not all of the k largest are listed, cut searches the array for them.
+// The device makes that decision.
 //
-// Where the time goes (26,214,400 float32 on an H200, 1 %, microseconds): pick takes 83
-// with a threshold and 89 with a guess, for which it counts a histogram, where adding the
-// gradient alone takes 80 to 83; sift 6, and 2 where it has nothing to do; cut 12, and 6
-// where it leaves nothing out. In place the floor is not what is read. A pass that reads all
-// takes 26, and 36 if it stores as little as 4 bytes in 4 % of the quads (of 104,857,600
-// elements: 97, and 147; with 64 bytes 141), because memory is written in larger pieces.
-// Loading further ahead (four quads a row, three blocks), marking loads or stores as
-// streaming, and counting the histogram in memory as entries are listed made it slower.
+// Times in microseconds for 26,214,400 float32 and 1 % on an H200: pick takes 83 with a threshold, and 89 with a
+// guess, for which it counts a histogram; adding the gradient alone takes 80 to 83. sift takes 6, and 2 if it has
+// nothing to do. cut takes 12, and 6 if it drops nothing. In place, reading is not the lower bound. A pass that reads
+// everything takes 26, and 36 if it also stores 4 bytes in 4 % of the quads (104,857,600 elements: 97, and 147, or 141
+// with 64 bytes), because memory is written in larger units. Three changes made it slower: loading further ahead (four
+// quads a row, three blocks), streaming loads or stores, and counting the histogram in memory while entries are
+// listed.
 #include "elements.cuh"
 #include "shared.cuh"
 
-// What pick does with what passes.
+// What pick does with entries that reach the threshold.
 enum {
-  mode_none, // only adds
-  mode_list, // lists
-  mode_near, // lists, as kernel.Kernels.SelectNear
-  mode_top,  // lists what probably contains the k largest
+  mode_none, // adds the gradient only
+  mode_list, // lists them
+  mode_near, // lists them for kernel.Kernels.SelectNear
+  mode_top,  // lists a likely superset of the k largest
 };
 
-// A guess of the k-th largest magnitude has a margin: mode_top lists what is not smaller
-// than the guess by more than that share of it. A percent of margin costs about 4 % of a
-// selection, as more is listed and left out again; a margin that was too narrow costs 180 %,
-// as the k largest are looked for in the array then (26 million elements on an H200).
-// Thresholds of trainings move from step to step by shares that are alike for a while: by 1
-// to 4 % where the learning rate falls within a few hundred steps, hardly where it does not.
-// So the margin follows what was needed (see TopK of kernel.Kernels): of some rules, this
-// one had the least such costs over eight trainings. A threshold of mode_near was exact
-// many steps ago and is corrected since: it gets a wide margin, as it needs it seldom.
+// The guess of the k-th largest magnitude has a margin, a fraction of the guess: mode_top lists entries down to the
+// guess less the margin. On 26 million elements on an H200, one percent of margin costs about 4 % of a selection,
+// because more entries are listed and dropped. A margin that was too narrow costs 180 %, because the array is
+// searched. For some time the thresholds of a training change by similar fractions from step to step: by 1 to 4 %
+// while the learning rate falls within a few hundred steps, and hardly at all otherwise. The margin therefore follows
+// what earlier steps needed (see TopK of kernel.Kernels). Of several rules, this one cost least over eight trainings.
+// The threshold of mode_near was exact many steps ago and has been corrected since. Its margin is wide, because it is
+// rarely used.
 constexpr float least_margin = 1.0f / 512, first_margin = 1.0f / 32, most_margin = 1.0f / 8, near_margin = 1.0f / 16;
 
 DEVICE bool usable(float guess) { return finite(guess) && guess > 0; }
 DEVICE float checked(float margin) { return least_margin <= margin && margin <= most_margin ? margin : first_margin; }
-// The margin after that of a guess, of which a threshold came.
+// The next margin, after a guess that led to this threshold.
 DEVICE float margin_after(float margin, float guess, float threshold) {
   margin = checked(margin);
   if (!usable(guess)) return margin;
@@ -46,18 +43,18 @@ DEVICE float margin_after(float margin, float guess, float threshold) {
   return need > margin ? least(need, most_margin) : margin;
 }
 
-// The superset's histogram has bins of 2^superset_shift keys from its threshold
-// on; the last one has the rest.
+// The bins of the superset's histogram hold 2^superset_shift keys each, from its threshold on. The last bin holds all
+// larger keys.
 enum { superset_shift = 10 };
 
-// The segments: one for each warp of pick, with room for some entries, and how
-// many its warp found, which may be more. Behind these counts come those of the blocks.
-enum : u32 { overfull = 1u << 31 }; // of a block's count: a warp found more than there is room for
+// The segments, one for each warp of pick, each with room for some entries, and the number of entries that each warp
+// found, which may exceed the room. The counts of the blocks follow.
+enum : u32 { overfull = 1u << 31 }; // flag in a block's count: a warp found more entries than its segment holds
 struct segments {
   i32 *idx;
   float *val;
   u32 *count;
-  u64 room, blocks; // of one; and of pick
+  u64 room, blocks; // entries in a segment; blocks of pick
 
   METHOD u32 warps() const { return (u32)blocks * block_warps; }
   // put stores a warp's count, and the block's. All threads of the block call it.
@@ -72,7 +69,7 @@ struct segments {
   }
 };
 
-// The array that entries are picked from; or a list, whose values it is then.
+// The array that entries are selected from, or the values of a list.
 struct source {
   float *val;
   const i32 *idx;
@@ -80,7 +77,7 @@ struct source {
   METHOD i32 index(i64 i) const { return idx ? idx[i] : (i32)i; }
 };
 
-// A part of the array's tiles for each of many warps.
+// A part of an array's tiles, for one of many warps.
 template <int Q> struct part {
   u32 first, end;
   METHOD part(const source &s, u32 number, u64 parts) {
@@ -94,22 +91,22 @@ struct pick_args {
   control *c;
   segments to;
   float *x;
-  const i32 *idx; // x is the values of a list
+  const i32 *idx; // if not 0, x is the values of a list
   u64 n;
-  const i32 *length; // of the list
+  const i32 *length; // length of the list
   const float *from;
   const void *grad;
   u64 type;
   const float *factor;
   u64 take;
   u64 mode;
-  const float *threshold; // mode_near: with the age behind it; mode_top: with the margin
-  u64 interval;           // of mode_near
-  float *keep;            // gets what the gradient is added to, if not 0
+  const float *threshold; // mode_near: the age follows it; mode_top: the margin follows it
+  u64 interval;           // for mode_near
+  float *keep;            // if not 0, receives the values before the gradient is added
 };
 
-// each_of has a warp load n things, some of each lane together, and calls f with each
-// of them, and with what is behind them, up to a whole number of warps.
+// each_of makes a warp load n items, several for each lane at once, and calls f for each of them and for padding up to
+// a whole number of warps.
 template <u32 ahead, typename L, typename F> DEVICE void each_of(u32 n, L load, F f) {
   for (u32 first = 0; first < n; first += ahead * warp_size) {
     decltype(load(0)) v[ahead];
@@ -124,7 +121,7 @@ template <u32 ahead, typename L, typename F> DEVICE void each_of(u32 n, L load, 
   }
 }
 
-// A whole tile on its way from memory.
+// A whole tile whose loads are in flight.
 template <int Q, typename G> struct coming {
   words<4> x[Q];
   words<sizeof(vector<G>) / 4> grad[Q];
@@ -151,7 +148,7 @@ template <int Q, typename G> struct coming {
   }
 };
 
-// picker is a warp at work on its part of the array.
+// picker is the state of a warp at work on its part of the array.
 template <typename G> struct picker {
   enum { Q = pick_quads };
   static constexpr bool adds = !__is_same(G, none);
@@ -163,16 +160,16 @@ template <typename G> struct picker {
   i32 *const idx;
   float *const val;
   const u32 room, key;
-  u32 count; // of what it found
+  u32 count; // number of entries found
 
   METHOD picker(const pick_args &a, const source &s, u32 number, u32 key)
       : a(a), s(s), from(adds ? a.from : a.x), grad((const G *)a.grad), factor(a.factor ? *a.factor : 1), idx(a.to.idx + number * a.to.room),
         val(a.to.val + number * a.to.room), room((u32)a.to.room), key(key), count(0) {}
 
-  // run adds the gradient, and lists what reaches the key. While the warp works on a
-  // tile, the next one is on its way.
+  // run adds the gradient and lists the entries that reach the key. While the warp works on a tile, the loads of the
+  // next are in flight.
   METHOD void run(const part<Q> mine, bool lists) {
-    // These tiles are whole, and can be read at once.
+    // These tiles are whole and aligned.
     const u32 first = s.lead > 0, whole = (s.n + s.lead) / tile<Q>::elements;
     const bool even = aligned(from - s.lead) && (!adds || (aligned(grad - s.lead) && (!a.keep || aligned(a.keep - s.lead))));
     const u32 count_whole = even && whole > first ? whole - first : 0;
@@ -200,7 +197,7 @@ template <typename G> struct picker {
     }
   }
 
-  // piece does a tile that is not whole or not aligned.
+  // piece handles a tile that is partial or not aligned.
   METHOD void piece(const tile<Q> &w, bool lists) {
 #pragma unroll 1
     for (u32 row = 0; row < Q; row++) {
@@ -227,9 +224,8 @@ template <typename G> struct picker {
     store_words(a.x + i, w);
   }
 
-  // list lists those elements of some rows, from i on, that reach the key. Seldom
-  // has a thread several in a row. What is taken out is taken out of v, if that is stored
-  // afterwards, and otherwise of memory.
+  // list lists the elements of some rows, from i on, that reach the key. A thread seldom has several in a row.
+  // Selected entries become zero in v if v is stored afterwards, and otherwise in memory.
   template <u32 rows, bool stored> METHOD void list(i64 i, float *v, u32 exist) {
     u32 flags[rows], some[rows];
     bool several = false, any = false;
@@ -256,7 +252,7 @@ template <typename G> struct picker {
           const u32 more = ballot(ones(flags[r]) > j);
           at += ones(more & lower), count += ones(more);
         }
-      const float v0 = v[r * quad], v1 = v[r * quad + 1], v2 = v[r * quad + 2], v3 = v[r * quad + 3]; // an element by a number would make v memory
+      const float v0 = v[r * quad], v1 = v[r * quad + 1], v2 = v[r * quad + 2], v3 = v[r * quad + 3]; // indexing v by a variable would move it from registers to memory
       const i64 first = i + r * quad * warp_size;
       u32 left = flags[r];
       for (; left && at < room; left &= left - 1, at++) {
@@ -288,13 +284,13 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
   const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
   const float t = a.threshold ? *a.threshold : 0;
 
-  // A threshold that is too old is a guess of the exact one.
+  // A threshold that is too old serves as a guess of the exact one.
   u32 mode = (u32)a.mode;
   float margin = near_margin;
   if (mode == mode_near && a.interval > 0 && ((const i32 *)a.threshold)[1] >= (i64)a.interval - 1) mode = mode_top;
   else if (mode == mode_top && usable(t)) margin = checked(a.threshold[1]);
   if ((mode == mode_top || mode == mode_near) && !usable(t)) mode = mode_none;
-  u32 key = threshold_key(t); // of what is listed
+  u32 key = threshold_key(t); // the least key that is listed
   if (mode == mode_top) key = threshold_key(multiplied(t, 1 - margin));
   if (thread_index() == 0) c->listed = listed{mode, key, t}, c->candidates = 0;
 
@@ -325,12 +321,12 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
 enum { digit_bits = 12 };
 static_assert(histogram_bins == 1 << digit_bits, "bins of a digit");
 
-// find finds the bin that has the rank-th largest, in shared memory if near.
-struct place { u32 bin, before, inside; }; // the rank is counted from before
+// find finds the bin with the rank-th largest element, in shared memory if near.
+struct place { u32 bin, before, inside; }; // rank counts from before
 
 template <u32 bins, bool near = false> DEVICE place find(const u32 *histogram, u32 rank, u32 *totals) {
   static SHARED place found;
-  constexpr u32 share = bins / block_threads; // of a thread; the first one has the last bins
+  constexpr u32 share = bins / block_threads; // bins of a thread; the first thread has the last bins
   const u32 first = bins - (thread() + 1) * share;
   u32 count[share], mine = 0, total;
 #pragma unroll
@@ -355,8 +351,8 @@ DEVICE void clear(u32 *histogram, u32 bins) {
   for (u32 i = thread() * 4; i < bins; i += block_threads * 4) store_words(histogram + i, words<4>{});
 }
 
-// tally adds up a count of the segments: of those before a warp's, and of all.
-// full: one has found more than it has room for.
+// tally adds up the counts of the segments before this warp's, and of all segments. full: some warp found more entries
+// than its segment holds.
 struct tally {
   u32 before, all;
   bool full;
@@ -395,9 +391,8 @@ struct segment {
       : idx(s.idx + number * s.room), val(s.val + number * s.room), found(s.count[number]), held(least(found, (u32)s.room)) {}
 };
 
-// What sift finds out of the segments, whose entries reach listed.key: which of them
-// may be the last of the k largest, a key and a segment each, and how many of each
-// segment are larger than these.
+// The results of sift about the segments, whose entries reach listed.key: the entries that may be the last of the k
+// largest (a key and a segment each), and for each segment the number of entries larger than these.
 struct sifted {
   u32 *above;
   u64 *candidates;
@@ -444,10 +439,9 @@ KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
   if (thread_index() == 0) c->last = z;
 }
 
-// cut works in phases. A block takes tickets, which are units of the phases, one
-// after the other; the block that finishes a phase's last unit says what the
-// next phase is, and those with a ticket behind the phase wait for that. So the
-// kernel needs no more blocks at a time than happen to run.
+// cut works in phases. A block takes tickets, which are units of the phases in order. The block that finishes the last
+// unit of a phase publishes the next phase, for which blocks with later tickets wait. The kernel therefore needs no
+// minimum number of resident blocks.
 enum {
   phase_restore,   // put listed entries back into the array
   phase_histogram, // count keys by the next bits
@@ -462,19 +456,19 @@ struct cut_args {
   struct sifted sifted;
   float *x;
   u64 n;
-  const i32 *idx; // x is the values of a list, of
+  const i32 *idx; // if not 0, x is the values of a list
   const i32 *length;
-  u64 picked; // pick came before; otherwise the source is x
+  u64 picked; // not 0: pick has run; 0: the source is x
   entries dst;
   u64 k;
   u64 take, zeros;
-  float *threshold; // where the threshold found goes, and
-  i32 *age;         // 0, and
-  float *used;      // the threshold again, and
-  float *margin;    // that of the next guess
-  u64 min;          // of mode_near, and
+  float *threshold; // receives the threshold that was found
+  i32 *age;         // receives 0
+  float *used;      // receives the threshold, too
+  float *margin;    // margin of the next guess
+  u64 min;          // least number of entries for mode_near
   double step;
-  const shared_lists *shared; // where the list goes besides, if not 0
+  const shared_lists *shared; // if not 0, the peers' copies of the list
 
   METHOD void list(const sharing &others, u32 at, i32 index, float value) const {
     dst.idx[at] = index, dst.val[at] = value;
@@ -482,8 +476,8 @@ struct cut_args {
   }
 };
 
-// What cut_outside has besides, for a list: the hole in it, which takes no part, and where
-// what is left out is added, unless that is 0. The cut of an array has neither, at no cost.
+// Additions of cut_outside for a list: a range that is not cut (the hole), and an array that receives dropped entries,
+// unless that is 0. For the cut of an array both compile to nothing.
 struct no_hole {
   METHOD u32 begin() const { return 0; }
   METHOD u32 length() const { return 0; }
@@ -497,12 +491,12 @@ struct hole_in_list {
   METHOD array rest() const { return to; }
 };
 
-template <typename H> struct cutting { // what is the same in all phases
+template <typename H> struct cutting { // the same in all phases
   const cut_args &a;
   source s;
   sharing others;
   H hole;
-  u32 tiles, units; // of the source when it is written, and when it is counted
+  u32 tiles, units; // units of the source for writing and for counting
   bool wide;
   u64 tag;
   METHOD bool has(i64 i) const { return (u32)i - hole.begin() >= hole.length(); }
@@ -522,8 +516,8 @@ template <int Q, typename H> DEVICE void count_keys(const cutting<H> &k, const p
   }
 }
 
-// bases finds how many entries come before those of each warp, and of the block,
-// in the source; and, with k = 1, how many of those that are split.
+// bases computes before[0], the number of the source's selected entries before this warp's, and before[1], the number
+// before it of entries that equal a split threshold.
 template <typename H> DEVICE void bases(const cutting<H> &k, const phase &p, u32 number, u32 above, u32 equal, u32 before[2], u32 *totals) {
   static SHARED u32 first[2];
   if (lane() == 0) totals[warp()] = above, totals[block_warps + warp()] = equal;
@@ -547,8 +541,7 @@ template <typename H> DEVICE void bases(const cutting<H> &k, const phase &p, u32
   if (thread() == 0 && number == k.tiles - 1) k.a.c->total = first[0] + count[0] + least(first[1] + count[1], p.rank);
 }
 
-// write_tile lists a tile's entries with keys above p.lo, and those equal to it,
-// of which there may be more than wanted.
+// write_tile lists the entries of a tile with keys above p.lo, and as many of the keys equal to it as are wanted.
 template <int Q, typename H> DEVICE void write_tile(const cutting<H> &k, const phase &p, u32 number, u32 *totals) {
   const cut_args &a = k.a;
   const tile<Q> w = tile_of_block<Q>(number, k.s.lead, k.s.n);
@@ -600,16 +593,16 @@ template <int Q, typename H> DEVICE void write_tile(const cutting<H> &k, const p
   count_faults(rest.faults, faults);
 }
 
-// restore puts a segment's entries back into the array.
+// restore writes the entries of a segment back into the array.
 DEVICE void restore(const cut_args &a, const segment &g) {
   for (u32 i = lane(); i < g.held; i += warp_size) a.x[g.idx[i]] = g.val[i];
   warp_barrier();
 }
 
-// write_segment lists those entries of a warp's segment that are above last, and
-// the first ones that equal it, rank of all segments; na and ne come in the
-// segments before. pick has taken them all. What a full segment does not hold is
-// looked for again: all that reaches key is wanted then.
+// write_segment lists the entries of a segment that are above last, and those equal to it that are among the first
+// `rank` of all segments. The segments before it have na and ne of these. pick has removed all of them from the array.
+// If the segment overflowed, its part of the array is searched again; in that case everything that reaches key is
+// wanted.
 DEVICE void write_segment(const cut_args &a, const source &s, const sharing &others, u32 last, u32 rank, u32 number, u32 na, u32 ne, u32 key) {
   const segment g(a.from, number);
   if (g.found == g.held) {
@@ -651,7 +644,7 @@ DEVICE void write_segment(const cut_args &a, const source &s, const sharing &oth
   }
 }
 
-// store_count stores how many entries were listed; report the least key, too.
+// store_count stores the number of listed entries. report stores the least key as well.
 DEVICE void store_count(const cut_args &a, u32 count) {
   if (a.dst.length) *(i32 *)a.dst.length = (i32)count;
   sharing(a.shared).tell(count, (u32)a.dst.n);
@@ -664,7 +657,7 @@ DEVICE void report(const cut_args &a, u32 count, u32 key) {
   if (a.margin) *a.margin = margin_after(*a.margin, a.c->listed.threshold, float_of(key));
 }
 
-// copy_all lists everything. What comes where is known, so that no block waits for another.
+// copy_all lists everything. Every position is known, so no block waits for another.
 template <typename H> DEVICE void copy_all(const cutting<H> &k) {
   const cut_args &a = k.a;
   const u32 count = k.s.n - k.hole.length();
@@ -676,7 +669,7 @@ template <typename H> DEVICE void copy_all(const cutting<H> &k) {
   if (thread_index() == 0) store_count(a, count);
 }
 
-// accept keeps the threshold that some number of entries have passed, corrected.
+// accept keeps the threshold, corrected for the number of entries that reached it.
 DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
   store_count(a, passed);
   const float step = (float)a.step;
@@ -693,9 +686,9 @@ DEVICE void accept(const cut_args &a, float threshold, u32 passed) {
   if (a.used) *a.used = threshold;
 }
 
-// settled is what a block finds out of sift's candidates: the last of the k largest, and
-// which of those that equal it are among them; and of the candidates that are above it,
-// and equal to it, how many there are before a warp's segment. all are above it.
+// settled is a block's evaluation of sift's candidates: the key of the last of the k largest, how many equal to it are
+// selected, and how many candidates above it and equal to it precede a warp's segment. `all` is the number of
+// candidates above it.
 struct settled {
   u32 key, rank, all, before[2];
   METHOD settled(const cut_args &a, const last &z, u32 found, u32 *histogram, u32 *totals) : key(z.key), rank(z.rank), all(0), before{} {
@@ -713,9 +706,9 @@ struct settled {
           if (from + j * block_threads < found) f((u32)one[j], (u32)(one[j] >> 32));
       }
     };
-    for (u32 bits = z.bits; bits > 0;) { // the rank-th largest
+    for (u32 bits = z.bits; bits > 0;) { // finds the rank-th largest
       const u32 shift = bits > digit_bits ? bits - digit_bits : 0;
-      enum { few = 1 << superset_shift }; // what one bin of the superset may be
+      enum { few = 1 << superset_shift }; // bound of what one bin of the superset may hold
       const bool small = bits <= superset_shift;
       barrier();
       for (u32 i = thread() * 4; i < (small ? few : (u32)histogram_bins); i += block_threads * 4) store_near(&histogram[i], words<4>{});
@@ -751,8 +744,8 @@ struct settled {
   }
 };
 
-// close_gaps makes the list out of the segments, if they have it; no block waits
-// for another. Otherwise it says whether their entries are back in the array first.
+// close_gaps lists the entries from the segments if these suffice; no block waits for another. Otherwise it sets
+// `restores` if their entries have to return to the array first.
 DEVICE bool close_gaps(const cut_args &a, const source &s, const sharing &others, bool &restores, u32 *histogram, u32 *totals) {
   const listed l = a.c->listed;
   const u32 number = block() * block_warps + warp();
@@ -773,7 +766,7 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, const sharing &others
   const tally t(a.from, a.from.count);
   const u32 found = t.all;
   if (l.mode == mode_list || (l.mode == mode_near && a.min <= found && found <= a.dst.n)) {
-    // Keys that reach l.key are above the one before it. All keys reach 0: then they are equal to it, or above.
+    // Keys that reach l.key are above the key before it. If l.key is 0, all keys count as equal to it or above.
     if (inside) write_segment(a, s, others, l.key ? l.key - 1 : 0, l.key ? 0 : found, number, t.before, 0, l.key);
     if (first && l.mode == mode_near) accept(a, l.threshold, found);
     if (first && l.mode == mode_list) store_count(a, found);
@@ -783,8 +776,7 @@ DEVICE bool close_gaps(const cut_args &a, const source &s, const sharing &others
   return false;
 }
 
-// finish_phase says what comes after a phase. All threads of the block that
-// finished it come here.
+// finish_phase publishes the phase that follows. All threads of the finishing block call it.
 template <typename H> DEVICE void finish_phase(const cutting<H> &k, const phase &p, u32 number, u32 *totals) {
   control *c = k.a.c;
   phase next = p;
@@ -819,7 +811,7 @@ template <typename H> DEVICE void finish_phase(const cutting<H> &k, const phase 
   }
 }
 
-// cut, where hole finds what is left out of a list, with the help of some shared memory.
+// cut_as is cut with a function that finds the hole of a list, using some shared memory.
 template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
   alignas(16) static SHARED u32 histogram[histogram_bins];
   static SHARED u32 totals[2 * block_warps], ticket;
@@ -831,7 +823,7 @@ template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
   cutting<decltype(hole(s.n, totals))> k = {a, s, others, hole(s.n, totals), 0, 0, false, tag_of(c)};
   bool restores = false;
   if (a.picked && close_gaps(a, k.s, others, restores, histogram, totals)) return;
-  // Few entries are cut into small tiles, so that all processors get some.
+  // Small inputs get small tiles, so that all multiprocessors have work.
   k.wide = k.s.n > 1 << 22;
   k.tiles = k.wide ? tile<4>::blocks(k.s.n, k.s.lead) : tile<1>::blocks(k.s.n, k.s.lead);
   k.units = least(blocks(), k.tiles);
@@ -844,9 +836,9 @@ template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
     return copy_all(k);
   } else if (p.rank) {
     p.kind = phase_histogram, p.units = k.units;
-  } else if (k.hole.rest().p) { // everything is left out
+  } else if (k.hole.rest().p) { // everything is dropped
     p.kind = phase_write, p.units = k.tiles, p.lo = key_end;
-  } else { // nothing is wanted
+  } else { // nothing is selected
     p.kind = phase_end;
     if (block() == 0 && thread() == 0) report(a, 0, 0);
   }
@@ -906,7 +898,7 @@ KERNEL BOUNDS(block_threads, 4) cut(cut_args a) {
 
 struct outside_args {
   cut_args cut;
-  const i32 *without; // the indices that the hole is between, if not 0
+  const i32 *without; // if not 0, the two indices that bound the hole
   array rest;
 };
 KERNEL BOUNDS(block_threads, 4) cut_outside(outside_args a) {

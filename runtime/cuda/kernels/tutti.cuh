@@ -1,5 +1,5 @@
-// What the kernels need of CUDA, spelled with clang's builtins: the PTX is
-// compiled by clang from Debian main, without NVIDIA's headers or libraries.
+// The parts of CUDA that the kernels need, written with clang's builtins. clang from Debian main compiles the PTX,
+// without NVIDIA's headers or libraries.
 #pragma once
 
 typedef signed char i8;
@@ -12,7 +12,7 @@ typedef unsigned long long u64;
 
 static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "type sizes");
 
-// The 16-bit floats by their bits, each a type of its own.
+// The 16-bit floats by their bits, as separate types.
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 
@@ -30,10 +30,11 @@ enum { warp_size = 32 };
 #define DEVICE static inline METHOD
 #define SHARED __attribute__((shared))
 #define CONSTANT static constexpr __attribute__((device))
-// What a pointer points to that comes out of memory: it is not shared memory, which the compiler cannot know.
+// The address space of global memory. For a pointer loaded from memory the compiler cannot know that it is not shared
+// memory.
 #define GLOBAL __attribute__((address_space(1)))
 
-// Threads of a block, at most, and blocks of a multiprocessor, at least.
+// The maximum number of threads of a block, and the minimum number of blocks of a multiprocessor.
 #define BOUNDS(threads, blocks) __attribute__((launch_bounds(threads, blocks)))
 
 DEVICE u32 thread() { return __nvvm_read_ptx_sreg_tid_x(); }
@@ -41,25 +42,25 @@ DEVICE u32 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 DEVICE u32 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEVICE u32 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
 
-// Waits until all threads of the block are here, and what they wrote shows.
-// barrier_count also counts those for which the condition holds.
+// Waits for all threads of the block and makes their writes visible. barrier_count also counts the threads for which
+// the condition holds.
 DEVICE void barrier() { __syncthreads(); }
 DEVICE u32 barrier_count(bool condition) { return (u32)__nvvm_bar0_popc(condition); }
 
-// start_behind is the start of a kernel that may be launched before the one ahead of it in the stream has ended
-// (cuda.Geometry.Dependent). It waits until that one has, and its writes show; nothing that other kernels write, or
-// read, is touched before. What comes further ahead has ended too: each kernel that starts early has to pass this wait
-// in all its threads before it can end. start also lets the next kernel be launched already, which then waits here.
-// That takes room on the GPU: a kernel that waits for other GPUs only does it for kernels that leave room.
-// The instructions need compute capability 9.0. Where the GPU has it, the host takes what hides them away.
+// start_behind begins a kernel that may launch before the kernel ahead of it in the stream has ended
+// (cuda.Geometry.Dependent). It waits until that kernel has ended and its writes are visible; nothing that other
+// kernels read or write may be touched before. Kernels further ahead have ended too, because every kernel that starts
+// early passes this wait in all its threads. start also lets the next kernel launch, which then waits here and
+// occupies room on the GPU. A kernel that waits for other GPUs therefore does so only for kernels that leave room. The
+// instructions need compute capability 9.0; on such GPUs the host removes the comment that hides them.
 DEVICE void start_behind() { asm volatile("//sm_90 griddepcontrol.wait;" ::: "memory"); }
 DEVICE void start() {
   start_behind();
-  asm volatile("//sm_90 griddepcontrol.launch_dependents;" ::: "memory"); // not before, or kernels without end would wait on the GPU
+  asm volatile("//sm_90 griddepcontrol.launch_dependents;" ::: "memory"); // not earlier, or an unbounded number of kernels would wait on the GPU
 }
 
-// What the threads of a warp tell each other; all 32 take part. After warp_barrier
-// they see what the others wrote.
+// Exchanges among the 32 threads of a warp, all of which must take part. After warp_barrier they see each other's
+// writes.
 DEVICE void warp_barrier() { __nvvm_bar_warp_sync(~0u); }
 DEVICE u32 ballot(bool condition) { return __nvvm_vote_ballot_sync(~0u, condition); }
 DEVICE u32 shuffle(u32 v, u32 from) { return (u32)__nvvm_shfl_sync_idx_i32(~0u, (int)v, (int)from, 31); }
@@ -75,9 +76,8 @@ DEVICE u32 ones(u32 v) { return (u32)__builtin_popcount(v); }
 DEVICE u32 leading_zeros(u32 v) { return v ? (u32)__builtin_clz(v) : 32; }
 DEVICE u32 trailing_zeros(u32 v) { return v ? (u32)__builtin_ctz(v) : 32; }
 
-// Memory that several blocks work on. What is loaded so comes from the cache
-// that the blocks share. A fence makes what this thread knows of, its own
-// writes and those that a barrier showed it, come before what follows it.
+// Access to memory that several blocks share. Loads come from the cache that the blocks share. A fence orders the
+// writes that this thread knows of, its own and those that a barrier made visible, before its later accesses.
 DEVICE u32 add_to(u32 *p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEVICE void set_bits(u32 *p, u32 bits) { __atomic_fetch_or(p, bits, __ATOMIC_RELAXED); }
 DEVICE void flip_bits(u32 *p, u32 bits) { __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED); }
@@ -97,8 +97,7 @@ DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 // Stores a word that another GPU waits for.
 DEVICE void store_system(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 
-// One access of eight or sixteen bytes, which are aligned like that: of structs
-// the compiler makes several.
+// One access of eight or sixteen bytes with that alignment. The compiler would split the access of a struct.
 template <u32 n> DEVICE words<n> load_words(const void *p);
 template <> METHOD inline words<2> load_words<2>(const void *p) {
   words<2> w;
@@ -117,7 +116,7 @@ DEVICE void store_words(void *p, const words<2> &w) {
 DEVICE void store_words(void *p, const words<4> &w) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
 }
-// The same for what is not read soon, or once: it leaves the cache that blocks share before other things do.
+// The same for data that is not read again soon: the shared cache evicts it first.
 template <u32 n> DEVICE words<n> stream_words(const void *p);
 template <> METHOD inline words<2> stream_words<2>(const void *p) {
   words<2> w;
@@ -136,7 +135,7 @@ DEVICE void stream_words(void *p, const words<2> &w) {
 DEVICE void stream_words(void *p, const words<4> &w) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
 }
-// Of sixteen bytes in shared memory.
+// Loads sixteen bytes of shared memory.
 DEVICE words<4> load_near(const void *p) {
   words<4> w;
   asm volatile("ld.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -147,8 +146,7 @@ DEVICE void store_near(void *p, const words<4> &w) {
   asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
 }
 
-// Conversions of the 16-bit floats, round to nearest even, as one PTX
-// instruction each (bf16 widens by a shift).
+// Conversions of 16-bit floats, rounding to nearest even, as one PTX instruction each. A shift widens bf16.
 DEVICE float f16_to_f32(u16 h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -164,7 +162,7 @@ DEVICE u16 f32_to_bf16(float f) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
 }
-// The same of two, the first in the lower half: many times as fast as two by themselves.
+// Converts two at once, the first in the lower half: many times faster than two conversions.
 DEVICE u32 f32_to_f16(float low, float high) {
   u32 w;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
@@ -178,8 +176,8 @@ DEVICE u32 f32_to_bf16(float low, float high) {
 
 DEVICE double square_root(double x) { return __nvvm_sqrt_rn_d(x); }
 
-// multiplied is a*b where it is written and nowhere else. Of an ordinary one the compiler
-// may make a product by 1 where none is wanted, which changes the bits of a NaN.
+// multiplied is a*b exactly as written. From an ordinary product the compiler may derive a multiplication by 1, which
+// changes the bits of a NaN.
 DEVICE float multiplied(float a, float b) {
   float x;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
@@ -193,7 +191,7 @@ DEVICE float bf16_to_f32(u16 h) {
   return __builtin_bit_cast(float, bits);
 }
 
-// Elements of every type as float32, and back.
+// Conversions of elements of every type to float32 and back.
 DEVICE float widen(float x) { return x; }
 DEVICE float widen(f16 x) { return f16_to_f32(x.bits); }
 DEVICE float widen(bf16 x) { return bf16_to_f32(x.bits); }
@@ -209,7 +207,7 @@ DEVICE u32 warp() { return thread() / warp_size; }
 
 DEVICE u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
-// Whether a number is finite and beyond the largest of T.
+// The largest finite number of T, and whether a finite number exceeds it.
 template <typename T> DEVICE constexpr float largest() {
   return __is_same(T, f16) ? 65504.0f : __is_same(T, float) ? 0x1.fffffep127f : 0x1.fep127f;
 }
@@ -218,8 +216,7 @@ template <typename T> DEVICE bool too_large(float x) {
   const u32 first = bits_of(largest<T>()) + 1;
   return (bits_of(x) & ~(1u << 31)) - first < 0x7f800000 - first;
 }
-// narrow_into narrows x, or the largest number with its sign if x is too large, and
-// adds the rest to *rest, unless rest is 0.
+// narrow_into narrows x, clamped to the largest finite number, and adds the rounding error to *rest unless rest is 0.
 template <typename T> DEVICE void narrow_into(T &to, float x, float *rest) {
   if (too_large<T>(x) && rest) {
     const float most = x < 0 ? -largest<T>() : largest<T>();
@@ -231,14 +228,14 @@ template <typename T> DEVICE void narrow_into(T &to, float x, float *rest) {
 template <typename T> DEVICE T least(T a, T b) { return a < b ? a : b; }
 template <typename T> DEVICE T most(T a, T b) { return a > b ? a : b; }
 
-// The same for words of eight bytes.
+// The same for 8-byte words.
 DEVICE u64 shuffle_xor(u64 v, u32 mask) {
   return (u64)shuffle_xor((u32)(v >> 32), mask) << 32 | shuffle_xor((u32)v, mask);
 }
 DEVICE double shuffle_xor(double v, u32 mask) {
   return __builtin_bit_cast(double, shuffle_xor(__builtin_bit_cast(u64, v), mask));
 }
-// The sum over a warp, in the same order for every lane.
+// The sum over a warp, added in the same order for every lane.
 DEVICE double warp_sum(double v) {
 #pragma unroll
   for (u32 mask = warp_size / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
