@@ -7,15 +7,14 @@ import (
 	"log/slog"
 )
 
-// Release implements [backend.Backend]. Graphs that hold collectives of the communicator are
-// closed before it.
+// Release implements [backend.Backend]. Close graphs that hold collectives of the communicator first.
 func (a adapter) Release(context.Context) error {
 	c := a.c
 	c.leakAlarm.Stop()
 	c.released.Store(true)
 	c.windows.native.Load().destroy() // unless it was aborted
 	c.data.destroy()
-	if c.group != nil { // a rank that drains in vain aborts, which it can tell until now
+	if c.group != nil { // a rank that cannot drain aborts, and needs the group until then
 		c.group.Leave()
 	}
 	c.control.mu.Lock()
@@ -44,13 +43,12 @@ func (a adapter) Release(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// freeWindow frees the memory of a symmetric buffer. The memory of an aborted
-// communicator goes to the system: peers that have not noticed yet may still
-// write to it, through their own references, so nobody else may
-// get it. And if a kernel of this rank still uses it, it stays.
+// freeWindow frees the memory of a symmetric buffer. The memory of an aborted communicator returns to the system
+// instead of the cache: peers that have not noticed the abort may still write to it through their own references, so
+// nobody else may get it. If a kernel of this rank still uses it, it stays allocated.
 //
-// Where other ranks are in this process, NCCL unmaps it from their GPUs when it frees their
-// communicators, which must not happen at the same time.
+// If other ranks are in this process, NCCL unmaps the memory from their GPUs when it frees their communicators. That
+// must not happen at the same time.
 func (c *Comm) freeWindow(w window) error {
 	switch {
 	case c.stuck.Load():
@@ -69,8 +67,7 @@ func (c *Comm) freeWindow(w window) error {
 	return nil
 }
 
-// leaked is called when the garbage collector finds a communicator that was
-// never closed. Its memory on the GPU is lost.
+// leaked is called when the garbage collector finds a communicator that was never closed. Its GPU memory is lost.
 func leaked(mark *leak.Mark, g group) {
 	if g != nil {
 		g.Leave()

@@ -20,60 +20,54 @@ import (
 
 // Comm is one rank's handle on a group of GPUs.
 //
-// Sync and Barrier watch NCCL's asynchronous error state. When that or their context ends the
-// wait, the communicator is aborted, and buffers are the caller's again when they return. The
-// abort does not reach kernels on symmetric buffers, see [Comm.AllocateSymmetric]. Other kernels in
-// flight end one after the other, so that an abort takes up to 3 s, and 200 ms for each call, 30 s at
-// most. Split's colors and keys must fit in 32 bits.
+// Sync and Barrier watch NCCL's asynchronous error state. If an error or their context ends the wait, the communicator
+// is aborted, and buffers belong to the caller again when they return. The abort does not reach kernels on symmetric
+// buffers, see [Comm.AllocateSymmetric]. Other kernels in flight end one after the other: an abort takes up to 3 s
+// plus 200 ms for each call, 30 s at most. Split's colors and keys must fit in 32 bits.
 //
-// When one rank aborts, kernels of the others end with wrong results, and NCCL reports no
-// error there. So a rank tells its peers before it aborts, over the job's store, and their Sync and
-// Barrier return [comm.ErrPeerFailed] with the cause. Replays of graphs are not counted: after
-// a capture ([cuda.Stream.Capture]) Sync and Barrier return that error even if the
-// peer's part was done before. Ranks learn this through rank 0: if rank 0's process exits, its
-// open communicators fail everywhere. A rank without a connection to rank 0, for which
-// creation waits 5 s at most, does not learn it, nor do the ranks of a sub-communicator
-// without rank 0 once that has exited, nor does a rank that replays graphs that others captured
-// on a stream of [Comm.UseStream].
+// When one rank aborts, kernels of the others end with wrong results, and NCCL reports no error there. A rank
+// therefore tells its peers over the job's store before it aborts, and their Sync and Barrier return
+// [comm.ErrPeerFailed] with the cause. Replays of graphs are not counted: after a capture ([cuda.Stream.Capture]) Sync
+// and Barrier return that error even if the peer's part was complete. Ranks learn of aborts through rank 0: if rank
+// 0's process exits, its open communicators fail everywhere. Some ranks do not learn of an abort: a rank without a
+// connection to rank 0 (creation waits 5 s at most for it), ranks of a sub-communicator without rank 0 after rank 0
+// has exited, and a rank that replays graphs that others captured on a stream of [Comm.UseStream].
 type Comm struct {
 	*backend.Base
-	check backend.Check // of arguments; set when the communicator is made, not changed after
+	check backend.Check // of arguments; set when the communicator is made, never changed
 	life  backend.Life  // locks itself
 	lib   *library      // of the process
 	rt    *cuda.Runtime // the rank's GPU
 	options
 
-	created  *cuda.Stream // the stream that init made
-	streamMu sync.RWMutex // held for reading to ask or order stream, for writing to change it and to close created
+	created  *cuda.Stream // made by init
+	streamMu sync.RWMutex // held for reading to query or order stream, for writing to change it and to close created
 	stream   *cuda.Stream // where calls are submitted: created, or one from UseStream; guarded by streamMu
 	mark     mark         // orders streams; locks itself
 	// scratch is device memory of the communicator, with the layout below.
 	scratch uintptr
 
-	// There are two native communicators (ncclComm_t) of the same ranks, and a
-	// third for windows as soon as there are some.
+	// There are two native communicators (ncclComm_t) of the same ranks, and a third once there are windows.
 	//
-	// control is in NCCL's non-blocking mode, in which a deadline can end calls
-	// that need all ranks: creation, split, shrink. It carries no data, so a peer
-	// that dies leaves nothing unfinished on it and Shrink finds it intact.
+	// control is in NCCL's non-blocking mode, in which a deadline can end calls that need all ranks: creation, split
+	// and shrink. It carries no data, so a peer that dies leaves nothing unfinished on it, and Shrink finds it intact.
 	//
-	// data, split from control, carries the data. It is in blocking mode: on a
-	// non-blocking one NCCL starts a thread for each call, which takes
-	// 100 µs and cannot be captured in a graph.
+	// data, split from control, carries the data. It is in blocking mode: in non-blocking mode NCCL starts a thread
+	// for each call, which takes 100 µs and cannot be captured in a graph.
 	control control
 	data    *native
 
 	mu        sync.Mutex   // held during a call of a native communicator: NCCL allows one at a time
 	plan      plan         // of the current submission; guarded by mu
 	submitted *submissions // set when the communicator is made; locks itself
-	counts    bool         // calls are the user's: creation is over; set before the communicator is returned
-	windows   windows      // guarded by mu, but the native communicator
+	counts    bool         // calls are the user's: creation is complete; set before the communicator is returned
+	windows   windows      // guarded by mu, except the native communicator
 	marks     marks.Marks  // locks itself
 
 	group    group       // nil if the ranks cannot tell each other of an abort
 	told     sync.Once   // sets answers
-	answers  string      // what the other ranks were doing; set by told
-	stuck    atomic.Bool // kernels of this rank go on after the abort
+	answers  string      // states of the other ranks; set by told
+	stuck    atomic.Bool // kernels of this rank continue after the abort
 	released atomic.Bool // Release has begun
 
 	splits    atomic.Int64      // calls of Split
@@ -90,7 +84,7 @@ var (
 	_ backend.Progresser      = (*Comm)(nil)
 )
 
-// newComm makes a communicator around its control communicator, which it owns from then on.
+// newComm makes a communicator around its control communicator, and takes ownership of it.
 func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	lib := control.lib
 	rt := control.rt
@@ -114,7 +108,7 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	if c.session != nil {
 		c.group = c.session.join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
 	}
-	group := c.group // not by way of c, which would never be collected
+	group := c.group // not c.group: the cleanup would keep c alive
 	mark := leak.NewMark("nccl", fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
 	c.leakAlarm = goruntime.AddCleanup(c, func(mark *leak.Mark) { leaked(mark, group) }, mark)
 	if err := c.init(ctx); err != nil {
@@ -125,8 +119,8 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	return c, nil
 }
 
-// sharesProcess reports whether other ranks are in this process and map this one's memory
-// separately. Without cuMem they use the very memory that it frees.
+// sharesProcess reports whether other ranks in this process map this rank's memory separately. Without cuMem they use
+// the very memory that it frees.
 func (o options) sharesProcess(size int) bool {
 	return o.oneProcess && size > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
 }
@@ -142,19 +136,19 @@ func (c *Comm) explain(op string, err error) error {
 // The layout of scratch, in bytes.
 const (
 	barrierOffset = 0                       // the int32 that Barrier reduces
-	voteOffset    = 8                       // what maximum reduces
+	voteOffset    = 8                       // reduced by maximum
 	maxVotes      = maxWindowRanks          // of int64
 	helloOffset   = voteOffset + 8*maxVotes // a byte per rank, received in connect
 )
 
-// gatherOffset is where two int64 for each of some ranks lie, which gather collects.
+// gatherOffset is the offset of two int64 for each rank, which gather collects.
 func gatherOffset(ranks int) int { return helloOffset + (ranks+7)/8*8 }
 
 // Runtime is the GPU whose memory this communicator reads and writes.
 func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 
-// FixedOrder implements [comm.FixedOrder]: NCCL adds in orders that depend on the message's size, its
-// version and the machine.
+// FixedOrder implements [comm.FixedOrder]: NCCL's order of additions depends on the message's size, the version and
+// the machine.
 func (c *Comm) FixedOrder() bool { return false }
 
 // CheckDevice implements [backend.MemoryChecker].
@@ -166,7 +160,7 @@ func (c *Comm) CheckDevice(d runtime.Device) error {
 	return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches the memory of %v; %s", c.rt.Device(), advice))
 }
 
-// supports says which reductions NCCL has.
+// supports reports whether NCCL has a reduction.
 func (c *Comm) supports(dt dtype.DType, op comm.ReduceOp) error {
 	if typeTable[dt] == unsupported {
 		return fmt.Errorf("%w: NCCL does not reduce %v", comm.ErrUnsupported, dt)
@@ -188,8 +182,8 @@ func (c *Comm) supportsFP8(dt dtype.DType, op comm.ReduceOp) error {
 		return fmt.Errorf("%w: NCCL reduces %v on GPUs of compute capability %d.0 or newer, this one has %d.%d",
 			comm.ErrUnsupported, dt, fp8Capability, info.Major, info.Minor)
 	case op == comm.Avg:
-		// NCCL multiplies by 1/P in the type itself, and builds for
-		// several architectures refuse it; Sum and Scale do better.
+		// NCCL multiplies by 1/P in the type itself, and builds for several architectures refuse it; Sum and Scale are
+		// more accurate.
 		return fmt.Errorf("%w: NCCL does not average %v", comm.ErrUnsupported, dt)
 	}
 	return nil

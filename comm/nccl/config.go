@@ -5,13 +5,13 @@ import (
 	"unsafe"
 )
 
-// config is ncclConfig_t as of NCCL 2.18. The library reads as much as the
-// size and version fields say, so newer ones accept it.
+// config is ncclConfig_t as of NCCL 2.18. The library reads only as much as the size and version fields declare, so
+// newer versions accept it.
 type config struct {
 	size       uintptr // bytes of this structure
 	magic      uint32  // configMagic
 	version    uint32  // NCCL_VERSION_CODE of the structure
-	blocking   int32   // 1: calls return when they are done; 0: GetAsyncError says
+	blocking   int32   // 1: calls return when they are complete; 0: GetAsyncError tells
 	cgaCluster int32   // undefined: NCCL's choice
 	minCTAs    int32   // thread blocks; undefined: NCCL's choice
 	maxCTAs    int32   // the same
@@ -20,15 +20,13 @@ type config struct {
 	_          int32   // padding
 }
 
-// The values that ncclConfig_t starts with: the magic number of its
-// initializer, and "not set".
+// The initial values of ncclConfig_t: the magic number of its initializer, and "not set".
 const (
 	configMagic = 0xcafebeef
 	undefined   = math.MinInt32
 )
 
-// config makes NCCL's configuration, on the heap, so that its address may be
-// passed on.
+// config makes NCCL's configuration, on the heap, so that its address may be passed on.
 func (o options) config(blocking bool) *config {
 	mode := int32(0)
 	if blocking {

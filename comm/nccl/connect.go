@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// init acquires what Close frees.
+// init acquires the resources that Close frees.
 func (c *Comm) init(ctx context.Context) error {
 	_, greatest, err := c.rt.StreamPriorities()
 	if err != nil {
@@ -31,12 +31,12 @@ func (c *Comm) init(ctx context.Context) error {
 	return c.connect(ctx)
 }
 
-// connect runs the first operations, in which NCCL connects each pair of ranks and each of its
-// algorithms. Such a call blocks until the peers make theirs, whatever the deadline, and
-// allocates memory, for which the driver may wait for kernels of other communicators. Here all
-// ranks are together anyway, and an abort from outside enforces the deadline.
+// connect runs the first operations, in which NCCL connects each pair of ranks for each of its algorithms. Such a call
+// blocks until the peers join it, whatever the deadline, and allocates memory, for which the driver may wait for
+// kernels of other communicators. All ranks are together at this point, and an abort from outside enforces the
+// deadline.
 func (c *Comm) connect(ctx context.Context) error {
-	// Earlier owners of scratch may have work in flight.
+	// Earlier users of scratch may have work in flight.
 	if err := c.created.WaitFor(c.rt.Stream()); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (c *Comm) connect(ctx context.Context) error {
 		return c.fail(err)
 	}
 	if c.oneProcess {
-		return nil // a rank does not die alone, and more connections are more to free
+		return nil // ranks of one process fail together, and connections cost time to free
 	}
 	return c.connectAlgorithms(ctx)
 }
@@ -88,16 +88,16 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 		return c.barrier(ctx)
 	})
 	if err != nil {
-		err = c.fail(err) // nothing of this rank writes to the buffer any more
+		err = c.fail(err) // nothing of this rank writes to the buffer after the abort
 	}
 	return errors.Join(err, c.freeWindow(window{addr: buf}))
 }
 
-// connectBytes are sizes for which NCCL chooses different algorithms.
+// connectBytes are sizes at which NCCL chooses different algorithms.
 var connectBytes = []int{256, 256 << 10, 32 << 20}
 
-// guarded runs native calls that block until the peers make theirs. It aborts the
-// communicator from outside when ctx ends or Close is called before that.
+// guarded runs native calls that block until the peers join them. It aborts the communicator from outside if ctx ends
+// or Close is called first.
 func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 	ctx, cancel := c.life.Until(ctx)
 	defer cancel()

@@ -11,19 +11,19 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// control is the native communicator that others are split from.
+// control is the native communicator from which others are split.
 type control struct {
 	*native
 	mu     sync.Mutex // held during a call
-	failed error      // what left it in the middle of a call: it makes no others any more; guarded by mu
+	failed error      // the error of a call that did not finish, after which none may begin; guarded by mu
 }
 
-// derivation is a call that makes a sub-communicator of control.
+// derivation describes a call that makes a sub-communicator of control.
 type derivation struct {
-	blocking bool                            // the mode of what it makes
-	stop     func() error                    // an error of it ends the call
+	blocking bool                            // mode of the sub-communicator
+	stop     func() error                    // its error ends the call
 	fn       dl.Func                         // the function, for errors
-	call     func(cell, cfg uintptr) uintptr // makes it, given where the handle goes and its cfg
+	call     func(cell, cfg uintptr) uintptr // makes it; stores the handle in cell
 }
 
 // fromControl makes a native sub-communicator of control.

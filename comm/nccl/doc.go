@@ -1,35 +1,33 @@
 // Package nccl runs collectives between NVIDIA GPUs, on NCCL 2.18 or newer.
 //
-// The library is opened when the first communicator is made, never linked. Each
-// communicator submits to its own stream on its runtime's device.
-// [comm.StreamOrder] and [comm.StreamSyncOps] order that against other
-// streams, as package distributed does with the runtime's compute stream.
+// The library is opened when the first communicator is made, and never linked. Each communicator submits to its own
+// stream on its runtime's device. [comm.StreamOrder] and [comm.StreamSyncOps] order that stream with others; package
+// distributed does so for the runtime's compute stream.
 //
-// NCCL matches messages between two ranks by order alone, so tags are ignored.
-// It does not detect a message of another length than its receive. A send or
-// receive outside a Group delays what its rank submits later until the peer has
-// submitted its side.
+// NCCL matches messages between two ranks by order alone, so tags are ignored. It does not detect a message whose
+// length differs from its receive. A send or receive outside a Group delays the rank's later submissions until the
+// peer has submitted its side.
 //
-// CUDA graphs may hold collectives, whether [cuda.Stream.Capture] captures them or a framework with its own calls:
-// on the communicator's stream, or on one that CommAfter and AfterComm order with it inside the capture. Without
-// these, a collective runs at once and is no part of the graph. Sync and Barrier of a stream that is captured are
-// [comm.ErrArgument], and end the capture; the communicator goes on.
-// Make communicators and symmetric memory before a framework captures in the global mode, PyTorch's default: NCCL's own
-// threads allocate memory for them, which may end the capture.
+// CUDA graphs may hold collectives, whether [cuda.Stream.Capture] or a framework captures them: on the communicator's
+// stream, or on one that CommAfter and AfterComm order with it inside the capture. Without this order, a collective
+// runs at once and is not part of the graph. Sync and Barrier during a capture of their stream return
+// [comm.ErrArgument] and end the capture; the communicator stays usable. Make communicators and symmetric memory
+// before a framework captures in the global mode, PyTorch's default: NCCL's own threads allocate memory for them,
+// which may end the capture.
 package nccl
 
-// How the package is written:
+// Files of the package:
 //
-//	nccl.go          InProcess, From and FromEnv; id.go: how the unique id gets to all ranks
+//	nccl.go          InProcess, From and FromEnv; id.go: distribution of the unique id
 //	run.go           Run and New, which open the GPUs of a process
-//	communicator.go  Comm; connect.go and close.go: its beginning and end
+//	communicator.go  Comm; connect.go and close.go: its creation and release
 //	submit.go        calls, as the native calls of plan.go; submissions.go counts them
-//	wait.go          Sync and Barrier; failure.go: how they fail; peers.go: how the other ranks learn of it
-//	native.go        ncclComm_t, how it is made and freed; services.go: NCCL's threads
-//	control.go       the native communicator that others are made from; split.go: Split and Shrink
-//	symmetric.go     windows; windows.go: which calls use them, windowtable.go: at which sizes
+//	wait.go          Sync and Barrier; failure.go: their failures; peers.go: telling other ranks
+//	native.go        ncclComm_t, its creation and release; services.go: NCCL's threads
+//	control.go       the native communicator from which others are made; split.go: Split and Shrink
+//	symmetric.go     windows; windows.go: calls that use them, windowtable.go: at which sizes
 //	library.go       the functions of libnccl and its errors; config.go: its configuration
-//	timeouts.go      all times
+//	timeouts.go      all timeouts
 //
 // Lock order, outermost first; locks on one line are never held together:
 //
@@ -40,6 +38,6 @@ package nccl
 //	submissions.mu
 //	backend.Ledger · those of a peers.Group
 //
-// Waits for other ranks hold no lock but these: an abort and a release the end of their Life, the creation of a native
-// communicator control.mu, and a launch Comm.mu, which waits for what is being freed, or blocks until the peers come.
-// In the latter case an abort from outside ends it (see guarded).
+// A wait for other ranks holds at most one of these locks. An abort or release holds the end of its Life. The creation
+// of a native communicator holds control.mu. A launch holds Comm.mu: it waits for communicators that are being freed,
+// or blocks until the peers join, which an abort from outside can end (see guarded).

@@ -10,8 +10,8 @@ import (
 	"github.com/tutti-go/tutti/internal/poll"
 )
 
-// fail aborts the communicator unless err is a refusal of its life, and returns err. If NCCL
-// cannot end this rank's kernels, the error says so. The caller holds no lock.
+// fail aborts the communicator and returns err, unless its lifecycle refused the call. If NCCL cannot end this rank's
+// kernels, the error says so. The caller must hold no lock.
 func (c *Comm) fail(err error) error {
 	if err == nil || errors.Is(err, comm.ErrClosed) {
 		return err
@@ -27,8 +27,8 @@ func (c *Comm) fail(err error) error {
 	return err
 }
 
-// Abort implements [backend.Backend]. It aborts what carries data, so that nothing waits for a
-// missing rank. control lives on for Shrink, until Release.
+// Abort implements [backend.Backend]. It aborts the native communicators that carry data, so that nothing waits for a
+// missing rank. control stays usable for Shrink, until Release.
 func (a adapter) Abort(ctx context.Context, cause error) {
 	c := a.c
 	c.tell(cause)
@@ -41,11 +41,11 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 	c.stuck.Store(!c.drain(ctx))
 }
 
-// replayedCalls is how many calls of graphs may be in flight.
+// replayedCalls is the assumed number of calls of graphs in flight.
 const replayedCalls = 50
 
-// endingTime is how long so many calls in flight may take to end, beside the time of an abort. Calls
-// of graphs are not counted.
+// endingTime is how long this number of calls in flight may take to end, in addition to the time of an abort. Calls of
+// graphs are not counted.
 func endingTime(calls uint64, captured bool) time.Duration {
 	if captured {
 		calls += replayedCalls
@@ -53,21 +53,21 @@ func endingTime(calls uint64, captured bool) time.Duration {
 	return time.Duration(min(calls, uint64(endingMost/endingCall))) * endingCall
 }
 
-// drain waits for the end of aborted kernels, and reports whether it came. An abort takes
-// milliseconds to reach them, and those on windows it does not reach.
+// drain waits for aborted kernels to end, and reports whether they have. An abort takes milliseconds to reach kernels,
+// and never reaches kernels on windows.
 func (c *Comm) drain(ctx context.Context) bool {
 	if c.stream == nil {
 		return true
 	}
-	// A stream that cannot be asked belongs to a device on which nothing runs.
+	// If the stream cannot be queried, nothing runs on its device.
 	_ = poll.Until(ctx, c.done)
 	return ctx.Err() == nil
 }
 
-// inFlightError is the error of a wait for what is in flight that ctx ended.
+// inFlightError returns the error of a wait that ctx ended, with the calls in flight.
 func (c *Comm) inFlightError(ctx context.Context) error {
 	if !c.counts {
-		return comm.ContextError(ctx) // nothing is the user's
+		return comm.ContextError(ctx) // none of the user's calls is in flight
 	}
 	return c.submitted.ledger.InFlight().Error(ctx)
 }
@@ -83,8 +83,7 @@ func (c *Comm) asyncError() error {
 	return nil
 }
 
-// asyncError returns NCCL's asynchronous error, nil if there is none or the communicator
-// is being freed.
+// asyncError returns NCCL's asynchronous error, nil if there is none or the communicator is being freed.
 func (n *native) asyncError() error {
 	if !n.enter() {
 		return nil

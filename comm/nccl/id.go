@@ -25,8 +25,8 @@ type uniqueID [128]byte
 // idMessage is the message of shareID.
 type idMessage []byte
 
-// Its parts, in bytes: the id and the invitation to the store, their length, an int32 for the number of ranks that
-// failed, and two pairs of int64 that are equal if all ranks are on one host and in one process.
+// The parts of an idMessage, in bytes: the id and the invitation to the store, their length, an int32 for the number
+// of ranks that failed, and two pairs of int64 that are equal if all ranks are on one host and in one process.
 const (
 	lengthOffset  = len(uniqueID{}) + maxInvitation
 	failedOffset  = lengthOffset + 4
@@ -35,7 +35,7 @@ const (
 	idMessageSize = processOffset + 16
 )
 
-// putPair puts a number and its negative, whose maxima over all ranks tell whether the number is the same on all.
+// putPair puts a number and its negative. Their maxima over all ranks tell whether the number is the same everywhere.
 func (m idMessage) putPair(offset int, number int64) {
 	binary.LittleEndian.PutUint64(m[offset:], uint64(number))
 	binary.LittleEndian.PutUint64(m[offset+8:], uint64(-number))
@@ -48,19 +48,19 @@ func (m idMessage) equal(offset int) bool {
 	return highest == lowest
 }
 
-// putPayload puts what rank 0 broadcasts.
+// putPayload puts rank 0's broadcast payload.
 func (m idMessage) putPayload(payload []byte) {
 	length := copy(m[:lengthOffset], payload)
 	binary.LittleEndian.PutUint32(m[lengthOffset:], uint32(length))
 }
 
-// payload returns what rank 0 has broadcast, at least an id.
+// payload returns rank 0's payload, at least an id.
 func (m idMessage) payload() []byte {
 	length := min(int(binary.LittleEndian.Uint32(m[lengthOffset:])), lengthOffset)
 	return m[:max(length, len(uniqueID{}))]
 }
 
-// failed returns how many ranks failed.
+// failed returns the number of ranks that failed.
 func (m idMessage) failed() int {
 	return int(binary.LittleEndian.Uint32(m[failedOffset:]))
 }
@@ -69,11 +69,11 @@ func (m idMessage) failed() int {
 type shared struct {
 	payload    []byte // from rank 0, an id first
 	failed     int    // number of ranks
-	oneProcess bool   // all ranks are in one
+	oneProcess bool   // all ranks are in one process
 }
 
-// shareID counts the ranks that failed, and broadcasts rank 0's payload over base, an id
-// first. payload returns that; oneHost says whether all ranks are on one host.
+// shareID counts the ranks that failed, and broadcasts rank 0's payload over base, an id first. The callback payload
+// returns it; its argument oneHost is true if all ranks are on one host.
 func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool,
 	payload func(oneHost bool) []byte) (shared, error) {
 	mem := memory(base, rt)
@@ -92,7 +92,7 @@ func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, fail
 	return all, err
 }
 
-// exchangeID is shareID in memory that base reaches.
+// exchangeID is shareID in memory that base can access.
 func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool,
 	payload func(oneHost bool) []byte) (shared, error) {
 	m := make(idMessage, idMessageSize)
@@ -145,7 +145,7 @@ func hostNumber(process string) int64 {
 	return int64(binary.LittleEndian.Uint64(sum[:]) >> 1)
 }
 
-// newID asks NCCL for a unique id.
+// newID requests a unique id from NCCL.
 func (l *library) newID() (uniqueID, error) {
 	id := new(uniqueID)
 	result := l.sym.GetUniqueID.Call(hostmem.Addr(id[:]))
@@ -156,8 +156,7 @@ func (l *library) newID() (uniqueID, error) {
 	return *id, nil
 }
 
-// memory returns a runtime whose memory base reaches: the host's, unless base says that it
-// does not reach that.
+// memory returns a runtime whose memory base can access: host memory, unless base rejects it.
 func memory(base comm.Communicator, rt *cuda.Runtime) runtime.Runtime {
 	if r, ok := comm.As[backend.MemoryChecker](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
 		return rt

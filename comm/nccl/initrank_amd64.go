@@ -10,9 +10,8 @@ import (
 //
 //	ncclCommInitRankConfig(ncclComm_t*, int nranks, ncclUniqueId, int rank, ncclConfig_t*)
 //
-// The System V ABI passes a structure of 128 bytes by value on the stack, as
-// sixteen words, while the other four arguments take the first four of six
-// registers: two registers are filled up so that the words come to the stack.
+// The System V ABI passes a 128-byte structure by value on the stack, as sixteen words. The other four arguments take
+// the first four of six registers; two padding arguments fill the other registers, so that the words go to the stack.
 func callInitRank(fn dl.Func, handle uintptr, size int, id *uniqueID, rank int, cfg uintptr) uintptr {
 	args := [6 + 16]uintptr{handle, uintptr(size), uintptr(rank), cfg}
 	for i := range 16 {

@@ -11,11 +11,11 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// symbols are the functions of libnccl that this package calls. Those newer than 2.18 are
-// optional, and stay zero where the library lacks them. Bind sets all once, and nothing changes them after.
+// symbols are the functions of libnccl that this package calls. Functions newer than 2.18 are optional, and stay zero
+// if the library lacks them. Bind sets all once, and nothing changes them after.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 type symbols struct {
-	// Of the library.
+	// Library.
 	GetVersion     dl.Func `sym:"ncclGetVersion"`
 	GetUniqueID    dl.Func `sym:"ncclGetUniqueId"`
 	GetErrorString dl.Func `sym:"ncclGetErrorString"`
@@ -32,11 +32,11 @@ type symbols struct {
 	Count          dl.Func `sym:"ncclCommCount"`
 	UserRank       dl.Func `sym:"ncclCommUserRank"`
 
-	// Groups of calls, of a thread.
+	// Groups of calls of a thread.
 	GroupStart dl.Func `sym:"ncclGroupStart"`
 	GroupEnd   dl.Func `sym:"ncclGroupEnd"`
 
-	// What moves data.
+	// Data movement.
 	AllReduce     dl.Func `sym:"ncclAllReduce"`
 	Broadcast     dl.Func `sym:"ncclBroadcast"`
 	Reduce        dl.Func `sym:"ncclReduce"`
@@ -63,7 +63,7 @@ type library struct {
 	abandoned abandonedCells // kept until the process ends
 }
 
-// abandonedCells are results of calls that were left in their middle.
+// abandonedCells hold the results of calls that were abandoned before they returned.
 type abandonedCells struct {
 	mu    sync.Mutex // taken alone
 	cells []*uint64  // see abandon; guarded by mu
@@ -72,11 +72,10 @@ type abandonedCells struct {
 // libraryVariable names an environment variable with the library to use.
 const libraryVariable = "TUTTI_NCCL_LIB"
 
-// oldest is the first version that has everything this package needs
-// (ncclCommSplit and its configuration).
+// oldest is the first version with everything that this package needs (ncclCommSplit and its configuration).
 const oldest = 21800
 
-// open loads libnccl, once a process.
+// open loads libnccl, once per process.
 var open = sync.OnceValues(func() (*library, error) {
 	names := []string{"libnccl.so.2", "libnccl.so"}
 	if name := os.Getenv(libraryVariable); name != "" {
@@ -115,8 +114,7 @@ func (l *library) out(call func(p uintptr)) uint64 {
 	return v
 }
 
-// Version returns the version of the NCCL that communicators use, such as "2.28.3", and the
-// name of its library.
+// Version returns the version of NCCL, such as "2.28.3", and the name of its library.
 func Version() (version, library string, err error) {
 	l, err := open()
 	if err != nil {
@@ -161,7 +159,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Is reports whether the status stands for a sentinel of package comm.
+// Is reports whether the status corresponds to a sentinel error of package comm.
 func (e *Error) Is(target error) bool {
 	switch ncclResult(e.Status) {
 	case statusRemote:
@@ -187,7 +185,7 @@ func (l *library) newError(fn dl.Func, status ncclResult, handle uintptr) error 
 // unsupported marks types without an ncclDataType_t.
 const unsupported = ^uintptr(0)
 
-// typeTable are the ncclDataType_t of the types.
+// typeTable has the ncclDataType_t of each type.
 var typeTable = [...]uintptr{
 	dtype.I8: 0, dtype.U8: 1, dtype.I32: 2, dtype.U32: 3, dtype.I64: 4, dtype.U64: 5,
 	dtype.F16: 6, dtype.F32: 7, dtype.F64: 8, dtype.BF16: 9,
@@ -195,15 +193,14 @@ var typeTable = [...]uintptr{
 	dtype.Invalid: unsupported, dtype.I16: unsupported, dtype.U16: unsupported, dtype.Bool: unsupported,
 }
 
-// opTable are the ncclRedOp_t of the reductions.
+// opTable has the ncclRedOp_t of each reduction.
 var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}
 
-// The first NCCL with FP8 types, and the compute capability that they need.
+// The first NCCL version with FP8 types, and the compute capability that they need.
 const (
 	fp8Version    = 22400
 	fp8Capability = 9 // 9.0
 )
 
-// nativeByte is the ncclDataType_t of calls that only move data, so that every type can
-// be moved.
+// nativeByte is the ncclDataType_t of calls that only move data, so that every type can be moved.
 const nativeByte = 1

@@ -18,20 +18,19 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// native is an ncclComm_t, with a lock that NCCL lacks: one goroutine may free it while
-// others are about to call it.
+// native is an ncclComm_t with a lock, which NCCL lacks: one goroutine may free it while others are about to call it.
 type native struct {
 	lib     *library      // of the process
 	rt      *cuda.Runtime // the rank's GPU
-	handle  uintptr       // ncclComm_t, not 0; freed by whoever sets gone
-	calls   sync.RWMutex  // held for reading during a call, and for writing forever once it is being freed
+	handle  uintptr       // ncclComm_t, not 0; freed by the goroutine that sets gone
+	calls   sync.RWMutex  // held for reading during a call, and for writing permanently once it is being freed
 	gone    atomic.Bool   // it is being freed: no call may begin
-	idle    bool          // no call is in flight any more; only the goroutine that frees it uses this
+	idle    bool          // no call is in flight; only the goroutine that frees it uses this
 	shares  bool          // other ranks are in this process
 	service bool          // its service thread is known
-	midway  bool          // it was left in the middle of a call
-	child   *uint64       // where that call stores what it makes, which is freed with this one; nil if there is none
-	freed   chan struct{} // closed when it is free
+	midway  bool          // a call did not finish
+	child   *uint64       // result of the unfinished call, which is freed with this communicator; nil if there is none
+	freed   chan struct{} // closed after it has been freed
 }
 
 func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
@@ -46,17 +45,16 @@ func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *nat
 	return n
 }
 
-// newMidway is newNative for a communicator whose creation was not finished.
+// newMidway is newNative for a communicator whose creation did not finish.
 func newMidway(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
 	n := newNative(lib, rt, handle, shares)
 	n.midway = true
 	return n
 }
 
-// enter begins a call, which leave ends. It reports false if the communicator is being
-// freed.
+// enter begins a call, which leave ends. It returns false if the communicator is being freed.
 func (n *native) enter() bool {
-	if n.gone.Load() || !n.calls.TryRLock() { // the lock of free is never released
+	if n.gone.Load() || !n.calls.TryRLock() { // free never releases the lock
 		return false
 	}
 	if n.gone.Load() {
@@ -74,20 +72,19 @@ func (n *native) leave() {
 // communicator at the group's end. The abort itself takes effect at once.
 const queuedAborts = 22700
 
-// abort stops kernels that wait for peers, except those on windows, makes calls fail, and
-// frees the communicator. These kernels take up to ending to stop, beside the time of an abort.
+// abort stops kernels that wait for peers, except kernels on windows, makes calls fail, and frees the communicator.
+// The kernels take up to ending to stop, in addition to the time of an abort.
 func (n *native) abort(ending time.Duration) {
 	n.free((*native).endAtOnce, ending)
 }
 
-// destroy frees a communicator without work in flight. NCCL waits there until graphs with
-// its collectives are destroyed.
+// destroy frees a communicator without work in flight. NCCL waits in it until graphs with the communicator's
+// collectives are destroyed.
 func (n *native) destroy() {
 	n.free((*native).endOrderly, 0)
 }
 
-// endAtOnce aborts the communicator and frees it when calls in flight have returned. They
-// use it until then.
+// endAtOnce aborts the communicator, and frees it after the calls in flight, which use it, have returned.
 func (n *native) endAtOnce() error {
 	if n.lib.version < queuedAborts {
 		n.left(callTimeout)
@@ -97,7 +94,7 @@ func (n *native) endAtOnce() error {
 	err := n.callAbort()
 	n.left(0)
 	if n.shares && !n.midway {
-		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this one's group would queue it
+		n.onAnotherThread(func() { _ = n.call(n.lib.sym.Finalize) }) // this thread's group would queue it
 	}
 	n.awaitService()
 	if s := ncclResult(n.lib.sym.GroupEnd.Int()); s != statusSuccess && err == nil {
@@ -106,8 +103,7 @@ func (n *native) endAtOnce() error {
 	return errors.Join(err, n.freeChild())
 }
 
-// freeChild frees what the call that this one was left in has made after all. The abort has
-// ended that call.
+// freeChild frees the communicator that the unfinished call made after all. The abort has ended that call.
 func (n *native) freeChild() error {
 	if n.child == nil {
 		return nil
@@ -138,8 +134,7 @@ func (n *native) endOrderly() error {
 	return err
 }
 
-// awaitService waits until NCCL's threads have given up their memory, where other ranks are
-// in this process.
+// awaitService waits until NCCL's threads have released their memory, if other ranks are in this process.
 func (n *native) awaitService() {
 	switch {
 	case !n.shares:
@@ -148,12 +143,11 @@ func (n *native) awaitService() {
 	case n.midway:
 		services.await(unmapTime)
 	default:
-		services.await(backend.DeviceTimeout) // they end in ms, or when another rank closes, which may drain that long
+		services.await(backend.DeviceTimeout) // they end within milliseconds, or when another rank closes, which may drain for this long
 	}
 }
 
-// callAbort calls ncclCommAbort, a second time if the first fails before it begins. The
-// error of the first stays.
+// callAbort calls ncclCommAbort, and retries once if it fails before it begins. It returns the first error.
 func (n *native) callAbort() error {
 	err := n.call(n.lib.sym.Abort)
 	if err != nil && n.closeGroup() {
@@ -164,15 +158,15 @@ func (n *native) callAbort() error {
 	return err
 }
 
-// closeGroup ends the group that ncclCommDestroy and ncclCommAbort leave open on their
-// thread when they fail before they begin, and reports whether there was one. In an open
-// group the thread's next collective would be queued and never launched.
+// closeGroup ends the group that ncclCommDestroy and ncclCommAbort leave open on their thread if they fail before they
+// begin, and reports whether there was one. In an open group the thread's next collective would be queued and never
+// launched.
 func (n *native) closeGroup() bool {
 	return ncclResult(n.lib.sym.GroupEnd.Int()) == statusSuccess
 }
 
-// left waits until no call is in flight, and reports whether that came within the timeout, 0
-// for none. No call begins any more.
+// left waits until no call is in flight, and reports whether that happened within the timeout; 0 means no timeout. No
+// call can begin any more.
 func (n *native) left(timeout time.Duration) bool {
 	if n.idle {
 		return true
@@ -187,7 +181,7 @@ func (n *native) left(timeout time.Duration) bool {
 	return n.idle
 }
 
-// onAnotherThread runs f with the GPU's context, and waits for it.
+// onAnotherThread runs f with the GPU's context on another thread, and waits for it.
 func (n *native) onAnotherThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -205,15 +199,13 @@ func (n *native) call(fn dl.Func) error {
 	return nil
 }
 
-// free frees a communicator, once, in the background. The last rank of a process to free its
-// own frees the memory of all of them, on every GPU, and the driver lets that wait for the
-// kernels there. Those may wait for this very rank to join them in the next collective of
-// another communicator.
+// free frees a communicator, once, in the background. The last rank of a process to free its communicator frees the
+// memory of all ranks on every GPU, and the driver makes that wait for the kernels there. These kernels may wait for
+// this very rank to join the next collective of another communicator.
 //
-// Before that last one frees, the service threads of all ranks have to have ended. So each rank
-// finalizes first, which ends its own, and waits for that. NCCL itself does not wait for those of
-// all ranks: it unmaps a rank's memory from the others' GPUs while that rank's thread unmaps it
-// from its own, and the driver (580) does not survive that: it frees its own memory twice.
+// All ranks' service threads must end before the last rank frees. Each rank therefore finalizes first, which ends its
+// own thread, and waits for the threads. NCCL itself does not wait for all of them: it unmaps a rank's memory from the
+// others' GPUs while that rank's thread unmaps it from its own. Driver 580 frees its own memory twice in this case.
 func (n *native) free(end func(*native) error, ending time.Duration) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
@@ -222,9 +214,9 @@ func (n *native) free(end func(*native) error, ending time.Duration) {
 	freeing.begin(n, backend.AbortTimeout+ending)
 	n.rt.Background(func() {
 		defer freeing.end(n)
-		n.rt.CurrentToFree(func() { // keeps the goroutine on its thread, to which NCCL's groups belong
+		n.rt.CurrentToFree(func() { // pins the goroutine to its thread, to which NCCL's groups belong
 			if err := end(n); err != nil {
-				goruntime.LockOSThread() // for good: the thread ends with the goroutine, and its groups with it
+				goruntime.LockOSThread() // permanently: the thread ends with the goroutine, and its groups with it
 				slog.Error("nccl: freeing a communicator failed", "err", err)
 			}
 		})
@@ -235,14 +227,14 @@ func (n *native) free(end func(*native) error, ending time.Duration) {
 var freeing frees
 
 type frees struct {
-	busy atomic.Bool // whether open has any
+	busy atomic.Bool // whether open is not empty
 
 	mu      sync.Mutex            // not held during calls of NCCL
-	open    map[*native]time.Time // with the end of waits for it; nil before the first; guarded by mu
-	trimmed time.Time             // when memory went back to the system; guarded by mu
+	open    map[*native]time.Time // time limits of waits for each; nil before the first; guarded by mu
+	trimmed time.Time             // time of the last trim; guarded by mu
 }
 
-// begin notes that n is being freed, for which a launch waits up to timeout.
+// begin records that n is being freed; a launch waits up to timeout for it.
 func (f *frees) begin(n *native, timeout time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,11 +247,11 @@ func (f *frees) begin(n *native, timeout time.Duration) {
 
 func (f *frees) end(n *native) {
 	if f.ended(n) {
-		trim() // some hundred ms, where much is to be returned
+		trim() // takes some hundred ms if there is much memory to return
 	}
 }
 
-// forget removes n, so that nobody waits for it any more.
+// forget removes n, so that nobody waits for it.
 func (f *frees) forget(n *native) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -272,7 +264,7 @@ func (f *frees) drop(n *native) {
 	f.busy.Store(len(f.open) > 0)
 }
 
-// ended notes it, and reports whether it is time to trim.
+// ended removes n, and reports whether a trim is due.
 func (f *frees) ended(n *native) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -285,12 +277,12 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until everything that is being freed is free or ctx ends, and for each no longer
-// than an abort takes.
+// await waits until everything that is being freed is free or ctx ends, and for each communicator no longer than an
+// abort takes.
 //
-// The driver makes freeing wait for all kernels of the process, and launches wait for freeing.
-// If a rank launches a collective meanwhile and its kernel waits for another rank, the launch
-// blocks until that rank joins, and no context ends it.
+// The driver makes freeing wait for all kernels of the process, and launches wait for freeing. If a rank launches a
+// collective in the meantime and its kernel waits for another rank, the launch blocks until that rank joins, and no
+// context ends it.
 func (f *frees) await(ctx context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
@@ -301,7 +293,7 @@ func (f *frees) await(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(end)):
-			f.forget(n) // while a graph is open it does not end
+			f.forget(n) // it does not end while a graph is open
 		}
 	}
 }
@@ -326,18 +318,18 @@ func (f *frees) awaitAll() {
 	}
 }
 
-// trim has the C library return the freed memory that it keeps: NCCL makes a
-// communicator on its own thread, for which glibc keeps tens of MiB.
+// trim makes the C library return freed memory to the system: NCCL makes each communicator on a separate thread, for
+// which glibc keeps tens of MiB.
 func trim() {
 	if fn := libc().Trim; fn.Found() {
 		fn.Call(0)
 	}
 }
 
-// libc has functions of the C library, glibc, that Go has no way to.
+// libc has functions of the C library (glibc) without a Go counterpart.
 var libc = sync.OnceValue(func() (sym struct {
-	Trim   dl.Func `sym:"malloc_trim,optional"` // zero elsewhere
-	Setenv dl.Func `sym:"setenv,optional"`      // the same
+	Trim   dl.Func `sym:"malloc_trim,optional"` // zero if the library lacks it
+	Setenv dl.Func `sym:"setenv,optional"`      // zero if the library lacks it
 }) {
 	if lib, err := dl.Open("libc.so.6"); err == nil {
 		_ = lib.Bind(&sym)
@@ -345,20 +337,19 @@ var libc = sync.OnceValue(func() (sym struct {
 	return sym
 })
 
-// creation is a call that makes a native communicator.
+// creation describes a call that makes a native communicator.
 type creation struct {
 	rt     *cuda.Runtime              // the rank's GPU
-	parent *native                    // that the call splits, nil if there is none
+	parent *native                    // the communicator to split, nil if there is none
 	shares bool                       // other ranks are in this process
-	stop   func() error               // an error of it ends the wait
+	stop   func() error               // its error ends the wait
 	fn     dl.Func                    // the function, for errors
-	call   func(cell uintptr) uintptr // makes the call, which stores a handle in the cell
+	call   func(cell uintptr) uintptr // makes the call, which stores a handle in cell
 }
 
-// create makes a native communicator, and waits until NCCL has finished it. If ctx ends first, it
-// is aborted and freed in the background. The handle of a sub-communicator is known only when its
-// parent has finished the call: if ctx ends before, it is freed with the parent. The result is nil
-// for a split that leaves this rank out.
+// create makes a native communicator, and waits until NCCL has finished it. If ctx ends first, it is aborted and freed
+// in the background. The handle of a sub-communicator is known only after its parent has finished the call: if ctx
+// ends before, it is freed with the parent. The result is nil for a split that leaves this rank out.
 func (l *library) create(ctx context.Context, x creation) (*native, error) {
 	cell := new(uint64)
 	made, err := l.createInto(ctx, x, cell)
@@ -377,7 +368,7 @@ func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*na
 	if err != nil {
 		return nil, err
 	}
-	// Also when the call itself reports success: it only means "launched".
+	// Also if the call itself reports success, which only means "launched".
 	if x.parent != nil && status.launched() {
 		status, err = l.await(ctx, x.stop, x.parent.handle)
 		if err != nil {
@@ -398,7 +389,7 @@ func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*na
 	}
 	switch {
 	case err != nil && handle != 0:
-		newMidway(l, x.rt, handle, x.shares).abort(0) // the only way to give an unfinished communicator back
+		newMidway(l, x.rt, handle, x.shares).abort(0) // the only way to free an unfinished communicator
 		return nil, err
 	case err != nil || handle == 0:
 		return nil, err
@@ -406,21 +397,19 @@ func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*na
 	return newNative(l, x.rt, handle, x.shares), nil
 }
 
-// launched reports whether NCCL makes a communicator.
+// launched reports whether NCCL is making the communicator.
 func (s ncclResult) launched() bool {
 	return s == statusSuccess || s == statusInProgress
 }
 
-// abandon keeps a cell forever: a thread of NCCL may store a handle there long after the
-// call was aborted.
+// abandon keeps a cell forever: a thread of NCCL may store a handle there long after the call was aborted.
 func (l *library) abandon(cell *uint64) {
 	l.abandoned.mu.Lock()
 	defer l.abandoned.mu.Unlock()
 	l.abandoned.cells = append(l.abandoned.cells, cell)
 }
 
-// await waits until a communicator is no longer "in progress", until ctx ends, or for an error
-// of stop.
+// await waits until a communicator is no longer "in progress", until ctx ends, or until stop returns an error.
 func (l *library) await(ctx context.Context, stop func() error, handle uintptr) (s ncclResult, err error) {
 	err = poll.Until(ctx, func() (bool, error) {
 		s = l.asyncError(handle)

@@ -23,13 +23,12 @@ type options struct {
 	minCTAs    int      // 0 leaves it to NCCL
 	maxCTAs    int      // 0 leaves it to NCCL
 	oneProcess bool     // all ranks are goroutines of this process
-	name       string   // the communicator's, the same on all its ranks
+	name       string   // name of the communicator, the same on all its ranks
 	session    *session // nil if the ranks cannot tell each other of an abort
 }
 
-// WithCTAs bounds the number of thread blocks (CTAs) of a collective, and so the
-// multiprocessors that it takes from computation in parallel with it. Zero leaves a bound
-// to NCCL. All ranks pass the same.
+// WithCTAs bounds the number of thread blocks (CTAs) of a collective, and thereby the multiprocessors that it takes
+// from concurrent computation. Zero leaves a bound to NCCL. All ranks must pass the same bounds.
 func WithCTAs(minimum, maximum int) Option {
 	return func(o *options) {
 		o.minCTAs = minimum
@@ -59,7 +58,7 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 		return nil, err
 	}
 	server := store.NewServer(store.Options{})
-	// When one rank fails, the others stop waiting for it.
+	// If one rank fails, the others stop waiting for it.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
@@ -92,9 +91,8 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	return nil, errors.Join(errs...)
 }
 
-// From makes a communicator of the ranks of base, each on its own rt. It is
-// collective on base, which may be any communicator (MPI, local, another NCCL) and stays
-// open. The unique id is broadcast over base.
+// From makes a communicator of the ranks of base, each on its own rt. It is collective on base, which may be any
+// communicator (MPI, local, another NCCL) and stays open. The unique id is broadcast over base.
 func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if base == nil || rt == nil {
 		return nil, fmt.Errorf("nccl: %w: base communicator or runtime is nil", comm.ErrArgument)
@@ -157,9 +155,9 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	return newComm(ctx, control, o)
 }
 
-// FromEnv makes a communicator of the processes that a launcher started
-// (tutti launch, torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
-// [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over the job's store.
+// FromEnv makes a communicator of the processes of a launcher (tutti launch, torchrun, Open MPI's or MPICH's mpirun,
+// srun), each on its own rt; see [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over the job's
+// store.
 func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if rt == nil {
 		return nil, fmt.Errorf("nccl: %w: runtime is nil", comm.ErrArgument)
@@ -190,8 +188,8 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 	return c, nil
 }
 
-// joinWithID calls join with a unique id that rank 0 makes, when all ranks of a job have come, and with its number in
-// the job.
+// joinWithID calls join with a unique id that rank 0 makes once all ranks of a job have arrived, and with this
+// communicator's number in the job.
 func joinWithID(ctx context.Context, job rendezvous.Job, kv *store.Client, newID func() (uniqueID, error),
 	join func(ctx context.Context, id uniqueID, number string) error) error {
 	const purpose = "nccl"
@@ -204,7 +202,7 @@ func joinWithID(ctx context.Context, job rendezvous.Job, kv *store.Client, newID
 			id, err = receiveID(ctx, kv, key)
 			return err
 		}
-		// NCCL does not say who is missing, and cannot start again.
+		// NCCL does not say which rank is missing, and cannot retry.
 		for _, arrival := range job.Arrivals(purpose, number) {
 			if _, err := kv.Get(ctx, arrival); err != nil {
 				return err
@@ -213,7 +211,7 @@ func joinWithID(ctx context.Context, job rendezvous.Job, kv *store.Client, newID
 		if id, err = sendID(ctx, kv, key, newID); err != nil {
 			return err
 		}
-		defer kv.Drop(key) // all ranks have joined then, or never will
+		defer kv.Drop(key) // by then all ranks have joined, or never will
 		return join(ctx, id, number)
 	})
 	if err != nil || job.Rank == 0 {

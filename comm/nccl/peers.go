@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// group is what a communicator needs of a [peers.Group].
+// group is the part of [peers.Group] that a communicator uses.
 type group interface {
 	Failed(collectives uint64) error
 	Abort(ctx context.Context, cause string, done uint64) (text string)
@@ -26,14 +26,14 @@ type group interface {
 // session is a rank's connection to the store, for a communicator and its sub-communicators.
 type session struct {
 	client  *store.Client // closed by end unless it is shared
-	shared  bool          // others use the client, which stays open
+	shared  bool          // the client has other users and stays open
 	members atomic.Int64  // groups that the rank has joined and not left
 }
 
 // member is a group of a session.
 type member struct {
 	*peers.Group
-	session *session  // that it counts in
+	session *session  // the session that counts it
 	leave   sync.Once // ends the membership, once
 }
 
@@ -66,7 +66,7 @@ func (s *session) end() error {
 const maxInvitation = 2048
 
 // invite keeps a store for the ranks of [From]. Rank 0 calls it before it shares the unique id. The results are nil if
-// it cannot.
+// that fails.
 func invite(thisHost bool) (kv *store.Client, text []byte) {
 	kv, in, err := invitation.New(thisHost)
 	if err != nil {
@@ -80,8 +80,8 @@ func invite(thisHost bool) (kv *store.Client, text []byte) {
 	return kv, text
 }
 
-// invited begins the session of a rank that has an invitation to a store; kv is nil but on the rank that keeps it. A
-// rank that cannot keep or reach the store gets nil, which is a warning and no error.
+// invited begins the session of a rank with an invitation to a store. kv is nil except on the rank that keeps the
+// store. If a rank cannot keep or reach the store, it logs a warning and gets nil.
 func invited(ctx context.Context, kv *store.Client, text []byte, rank int) *session {
 	if len(text) == 0 {
 		return nil
@@ -103,8 +103,8 @@ func invited(ctx context.Context, kv *store.Client, text []byte, rank int) *sess
 	return &session{client: kv}
 }
 
-// tell tells the other ranks, once, that this one aborts, before it does, and returns what they are doing: see
-// abandoned. The caller holds no lock.
+// tell tells the other ranks, once and before the abort, that this rank aborts, and returns their states: see
+// abandoned. The caller must hold no lock.
 func (c *Comm) tell(cause error) (answers string) {
 	c.told.Do(func() {
 		c.submitted.abort(cause)
@@ -118,7 +118,7 @@ func (c *Comm) tell(cause error) (answers string) {
 	return c.answers
 }
 
-// describeFailure adds what the other ranks are doing to an error that does not say who is to blame.
+// describeFailure adds the states of the other ranks to an error that does not name the rank to blame.
 func describeFailure(err error, answers string) error {
 	if answers == "" || !blamesNobody(err) {
 		return err
@@ -126,7 +126,8 @@ func describeFailure(err error, answers string) error {
 	return fmt.Errorf("%w; %s", err, answers)
 }
 
-// blamesNobody reports whether an error is of a wait that ended, or one of NCCL's that names an address and no rank.
+// blamesNobody reports whether err is the error of a wait that ended, or an error of NCCL's with an address and no
+// rank.
 func blamesNobody(err error) bool {
 	var native *Error
 	if errors.As(err, &native) && ncclResult(native.Status) == statusRemote {
@@ -135,12 +136,11 @@ func blamesNobody(err error) bool {
 	return errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrCanceled)
 }
 
-// abandoned returns an error if another rank is known to have aborted before it completed n
-// collectives.
+// abandoned returns an error if another rank is known to have aborted before it completed n collectives.
 //
-// The abort of one rank lets kernels of the others go on with whatever lies in memory: its own
-// kernels still store the flags and steps that the others wait for before they exit. NCCL does
-// not tell the others, so a rank tells them before it aborts ([Comm.tell]).
+// The abort of one rank lets kernels of the others continue with whatever is in memory: its own kernels still store
+// the flags and steps that the others wait for before they exit. NCCL does not tell the others, so a rank tells them
+// before it aborts ([Comm.tell]).
 func (c *Comm) abandoned(n uint64) error {
 	if c.group == nil {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// nativeCall is a call of the library without its last two arguments, which are the
-// communicator and the stream in all calls that move data.
+// nativeCall is a call of the library without its last two arguments, the communicator and the stream, which all calls
+// that move data have.
 type nativeCall struct {
 	fn    dl.Func              // such as ncclAllReduce
 	args  [maxArgs + 2]uintptr // the first count are set
@@ -25,9 +25,8 @@ func (p *plan) add(fn dl.Func, args ...uintptr) {
 	*p = append(*p, n)
 }
 
-// addCall adds the native calls of a call: one if NCCL has such a collective, otherwise
-// messages. Calls that move nothing are left out, on all ranks. Calls that compute nothing
-// move bytes, so that every type can be moved.
+// addCall adds the native calls of a call: one if NCCL has such a collective, otherwise messages. Calls that move
+// nothing are left out, on all ranks. Calls that compute nothing move bytes, so that every type can be moved.
 func (c *Comm) addCall(x *comm.Call) {
 	if x.Count == 0 && x.RecvCounts == nil {
 		return
@@ -59,8 +58,7 @@ func (c *Comm) addCall(x *comm.Call) {
 	}
 }
 
-// addMessages adds the messages of a call, without empty ones and without a rank's message to
-// itself that is in place.
+// addMessages adds the messages of a call, except empty ones and a rank's message to itself that is in place.
 func (c *Comm) addMessages(x *comm.Call) {
 	sym := &c.lib.sym
 	p := &c.plan

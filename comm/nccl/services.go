@@ -13,14 +13,12 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// Every native communicator has a service thread, which at its end unmaps what the rank
-// mapped. NCCL joins it only when the last rank of a process frees the memory of all of them,
-// after it has unmapped some of the same memory itself. /proc tells when the thread has ended:
-// NCCL names its threads if its environment says so.
+// Every native communicator has a service thread, which unmaps the rank's mappings when it ends. NCCL joins this
+// thread only when the last rank of a process frees the memory of all ranks, after it has unmapped some of the same
+// memory itself. /proc shows whether the thread has ended: NCCL names its threads if its environment says so.
 
-// nameThreads has NCCL name its threads, unless the environment says something else. It is
-// called before the first communicator is made: NCCL reads the C library's environment, of
-// which os.Setenv knows nothing without cgo, once.
+// nameThreads makes NCCL name its threads, unless the environment says otherwise. It is called before the first
+// communicator is made: NCCL reads the C library's environment once, and without cgo os.Setenv does not change that.
 func nameThreads() {
 	if setenv := libc().Setenv; setenv.Found() {
 		name := []byte("NCCL_SET_THREAD_NAME\x00")
@@ -36,13 +34,13 @@ var services serviceThreads
 
 type serviceThreads struct {
 	mu   sync.Mutex       // held while /proc is read
-	live map[int]string   // by number: the names of those that are not known to have ended; guarded by mu
-	kept map[*native]bool // the communicators that have one and are not being freed; guarded by mu
+	live map[int]string   // names by thread number, of threads not known to have ended; guarded by mu
+	kept map[*native]bool // the communicators with a service thread that are not being freed; guarded by mu
 }
 
-// find looks for the service thread of a communicator that was made just now, and reports
-// whether there is one. Of two communicators that are made on a GPU at the same time each may
-// get the other's: what counts is how many there are.
+// find looks for the service thread of a communicator that was just made, and reports whether there is one. Two
+// communicators made on a GPU at the same time may be assigned each other's thread, which is harmless: only their
+// number matters.
 func (s *serviceThreads) find(n *native) bool {
 	name := fmt.Sprintf("NCCL Service %2d", n.rt.Device().Index)
 	s.mu.Lock()
@@ -67,7 +65,7 @@ func (s *serviceThreads) find(n *native) bool {
 	return true
 }
 
-// leave notes that a communicator is being freed.
+// leave records that a communicator is being freed.
 func (s *serviceThreads) leave(n *native) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +84,7 @@ func (s *serviceThreads) ended() bool {
 	return len(s.live) <= len(s.kept)
 }
 
-// await waits until they have, or until the timeout.
+// await waits until these threads have ended, or until the timeout.
 func (s *serviceThreads) await(timeout time.Duration) {
 	for deadline := time.Now().Add(timeout); !s.ended() && time.Now().Before(deadline); {
 		time.Sleep(serviceEvery)
@@ -96,7 +94,7 @@ func (s *serviceThreads) await(timeout time.Duration) {
 // taskDir has a directory for each thread of this process, on Linux.
 const taskDir = "/proc/self/task"
 
-// threadName is what a thread of this process is called, "" if it has ended.
+// threadName returns the name of a thread of this process, "" if it has ended.
 func threadName(id int) string {
 	name, _ := os.ReadFile(filepath.Join(taskDir, strconv.Itoa(id), "comm"))
 	return strings.TrimSuffix(string(name), "\n")

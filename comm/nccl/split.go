@@ -40,8 +40,8 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	return child, err
 }
 
-// agreeOnGroups tells the ranks each other's colors and keys, of which NCCL takes 32 bits, and returns the number of
-// this rank's group, noColor for none, and its place there.
+// agreeOnGroups exchanges the ranks' colors and keys, of which NCCL takes 32 bits. It returns the number of this
+// rank's group, noColor for none, and its place in the group.
 func (c *Comm) agreeOnGroups(ctx context.Context, w comm.Wait) (group, place int, err error) {
 	all := make([]int64, 2*c.WorldSize())
 	all[2*c.Rank()] = int64(w.Color)
@@ -67,11 +67,10 @@ func (c *Comm) agreeOnGroups(ctx context.Context, w comm.Wait) (group, place int
 	return noColor, 0, nil
 }
 
-// Shrink makes a communicator of the ranks that are not excluded, so that the
-// survivors of a failure go on. The survivors, and only they, call it with the
-// same list; ranks keep their order. It works on a communicator that was aborted in a
-// collective, which is to be closed afterwards, but not on one whose Split
-// or AllocateSymmetric failed. It needs NCCL 2.27.
+// Shrink makes a communicator of the ranks that are not excluded, so that the survivors of a failure can continue. The
+// survivors, and only they, call it with the same list; ranks keep their order. It works on a communicator that was
+// aborted in a collective, which must be closed afterwards, but not on one whose Split or AllocateSymmetric failed. It
+// needs NCCL 2.27.
 func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
 	switch {
@@ -116,8 +115,8 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	return child, nil
 }
 
-// shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the
-// same calls with one list, but not necessarily with others.
+// shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the same calls with one list,
+// but not necessarily with others.
 type shrinks struct {
 	mu     sync.Mutex     // guards the counts
 	counts map[string]int // by name without the number, nil before the first; guarded by mu
@@ -135,7 +134,7 @@ func (s *shrinks) name(excluded []int32) string {
 	return fmt.Sprintf("%d %s", s.counts[name], name)
 }
 
-// shrinkAbort is NCCL_SHRINK_ABORT, with which NCCL shrinks a communicator that saw an error.
+// shrinkAbort is NCCL_SHRINK_ABORT, with which NCCL shrinks a communicator after an error.
 const shrinkAbort = 1
 
 // derive makes a sub-communicator. Its name is the same on all its ranks, and unique.

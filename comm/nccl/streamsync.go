@@ -12,11 +12,10 @@ func (c *Comm) Stream() *cuda.Stream {
 	return c.stream
 }
 
-// UseStream makes the communicator submit to an existing CUstream, such as the
-// one that a framework computes on; 0 goes back to the communicator's. The
-// new stream waits for what was submitted so far. It belongs to the device's
-// primary context and lives until the communicator is closed or told to use
-// another. Nobody else may call the communicator meanwhile.
+// UseStream makes the communicator submit to an existing CUstream, such as a framework's compute stream; 0 returns to
+// the communicator's own. The new stream waits for earlier submissions. It must belong to the device's primary context
+// and stay open until the communicator is closed or uses another stream. Nobody else may call the communicator at the
+// same time.
 func (c *Comm) UseStream(stream uintptr) error {
 	const op = "use stream"
 	if err := c.life.Err(); err != nil {
@@ -42,21 +41,18 @@ func (c *Comm) UseStream(stream uintptr) error {
 
 // mark is the event by which one stream waits for another.
 //
-// One is enough for all goroutines and streams: a wait refers to the record
-// before it, and the lock lets no other record come between the two. What is
-// recorded later does not change the wait. That holds in captures as well. There a
-// record stands for nodes of the graph and the wait makes edges of them, at once,
-// so neither the event nor what it was last recorded in is part of the graph; and
-// the next record, in another capture or in none, replaces what the event stood
-// for before any wait sees it. (The driver refuses to wait outside a capture for an
-// event that was last recorded in one: that would be an event kept for later.)
+// One event is enough for all goroutines and streams: a wait refers to the record before it, and the lock keeps other
+// records from coming between the two. Later records do not change the wait. The same holds in captures. There a
+// record stands for nodes of the graph, and the wait adds edges from them at once, so neither the event nor its last
+// record is part of the graph. The next record, in a capture or not, replaces the meaning of the event before any wait
+// sees it. (The driver refuses a wait outside a capture for an event that was last recorded in one, but no event is
+// kept for later.)
 type mark struct {
 	mu    sync.Mutex  // held from a record to its wait
 	event *cuda.Event // made with the communicator: a capture may come first
 }
 
-// order makes later work of the second stream wait for what the first was given
-// so far.
+// order makes later work of the second stream wait for the work submitted to the first so far.
 func (m *mark) order(rt *cuda.Runtime, first, second uintptr) error {
 	if first == second {
 		return nil
@@ -69,16 +65,15 @@ func (m *mark) order(rt *cuda.Runtime, first, second uintptr) error {
 	return rt.StreamWaitEvent(second, m.event.Handle())
 }
 
-// CommStream implements [comm.StreamOrder]. It may come beside UseStream: a decorator
-// that tells of progress is asked at any time.
+// CommStream implements [comm.StreamOrder]. It may run concurrently with UseStream, because a decorator can be asked
+// for its progress at any time.
 func (c *Comm) CommStream() uintptr {
 	c.streamMu.RLock()
 	defer c.streamMu.RUnlock()
 	return c.stream.Handle()
 }
 
-// onStream does something with the streams of a communicator that can be used, which
-// Close does not take away meanwhile.
+// onStream calls do, which uses the streams of an open communicator. Close does not close them during the call.
 func (c *Comm) onStream(op string, do func() error) error {
 	c.streamMu.RLock()
 	defer c.streamMu.RUnlock()

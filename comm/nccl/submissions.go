@@ -13,22 +13,22 @@ import (
 // submissions are the calls of a communicator. The zero value has none.
 type submissions struct {
 	ledger   backend.Ledger // the user's calls
-	all      atomic.Uint64  // collectives, the communicator's own among them
-	seen     atomic.Uint64  // of these, done as far as waits have seen
-	trailing atomic.Bool    // messages were submitted that no collective comes after in the stream
+	all      atomic.Uint64  // collectives, including the communicator's own
+	seen     atomic.Uint64  // collectives that waits have seen complete
+	trailing atomic.Bool    // messages were submitted after the last collective in the stream
 
 	mu      sync.Mutex // guards splits and aborted
-	splits  []uint64   // collectives before each Split in flight, which is not in the stream; guarded by mu
-	aborted error      // the cause, nil before; guarded by mu
+	splits  []uint64   // for each Split in flight, the collectives before it; a Split is not in the stream; guarded by mu
+	aborted error      // the cause, nil before an abort; guarded by mu
 }
 
-// extent is how far submissions go: the user's, and all collectives.
+// extent is a number of submissions: the user's calls, and all collectives.
 type extent struct {
 	backend.Extent
-	all uint64 // collectives, the communicator's own among them
+	all uint64 // collectives, including the communicator's own
 }
 
-// add notes a call of the user. Comm.mu is held.
+// add records a call of the user. The caller holds Comm.mu.
 func (s *submissions) add(x *comm.Call) {
 	s.ledger.Begin(x)
 	if x.Op.Message() {
@@ -38,7 +38,7 @@ func (s *submissions) add(x *comm.Call) {
 	}
 }
 
-// addOwn notes a collective. Comm.mu is held.
+// addOwn records a collective of the communicator's own. The caller holds Comm.mu.
 func (s *submissions) addOwn() {
 	s.all.Add(1)
 	if s.trailing.Load() {
@@ -46,7 +46,7 @@ func (s *submissions) addOwn() {
 	}
 }
 
-// addTogether notes calls of the user that are one kernel, in no order. Comm.mu is held.
+// addTogether records calls of the user that form one kernel, without an order. The caller holds Comm.mu.
 func (s *submissions) addTogether(calls []comm.Call) {
 	messages := false
 	for i := range calls {
@@ -56,8 +56,8 @@ func (s *submissions) addTogether(calls []comm.Call) {
 	s.trailing.Store(messages)
 }
 
-// addSplit notes a Split, which endSplit ends with the number that it returns. It says nothing
-// of the stream.
+// addSplit records a Split, which endSplit ends, given the number that addSplit returns. It does not concern the
+// stream.
 func (s *submissions) addSplit() (before uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,18 +75,17 @@ func (s *submissions) endSplit(before uint64) {
 	s.splits = slices.Delete(s.splits, i, i+1)
 }
 
-// inFlight is how many calls may be in flight, the communicator's own among them.
+// inFlight returns an upper bound of the calls in flight, including the communicator's own.
 func (s *submissions) inFlight() uint64 {
 	p := s.ledger.Progress()
 	user := p.Collectives.Submitted - p.Collectives.Done + p.Messages.Submitted - p.Messages.Done
 	return max(user, s.all.Load()-s.seen.Load())
 }
 
-// begin starts a wait. It returns the calls that it waits for, and how many collectives
-// another rank has completed when it has done its part of these. For messages behind the last
-// collective, a further one shows that.
+// begin starts a wait. It returns the calls that the wait covers, and the number of collectives that another rank has
+// completed once it has done its part of them. For messages after the last collective, one more collective shows that.
 func (s *submissions) begin() (wait extent, collectives uint64) {
-	wait.Extent = s.ledger.Begun() // first: more collectives do no harm
+	wait.Extent = s.ledger.Begun() // read first: counting later collectives as well is harmless
 	wait.all = s.all.Load()
 	collectives = wait.all
 	if s.trailing.Load() {
@@ -97,7 +96,7 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 	return wait, collectives
 }
 
-// end ends a wait that has seen calls done.
+// end ends a wait that has seen calls complete.
 func (s *submissions) end(done extent) {
 	s.ledger.Done(done.Extent)
 	for seen := s.seen.Load(); seen < done.all && !s.seen.CompareAndSwap(seen, done.all); {
@@ -105,8 +104,7 @@ func (s *submissions) end(done extent) {
 	}
 }
 
-// last returns what is done when the last call of a wait is, which says nothing of those before
-// it.
+// last returns the submissions that are complete when the last call of a wait is; this does not cover calls before it.
 func (s *submissions) last(wait extent) extent {
 	p := s.ledger.Progress()
 	if wait.Collectives+wait.Messages == p.Collectives.Done+p.Messages.Done+1 {
@@ -115,8 +113,8 @@ func (s *submissions) last(wait extent) extent {
 	return extent{}
 }
 
-// soFar returns what is done when the stream is: what the user has submitted before any
-// Split in flight.
+// soFar returns the submissions that are complete when the stream is idle: the user's calls before any Split in
+// flight.
 func (s *submissions) soFar() backend.Extent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +125,7 @@ func (s *submissions) soFar() backend.Extent {
 	return e
 }
 
-// status says what the rank is doing, for the others.
+// status returns the rank's state, for the other ranks.
 func (s *submissions) status() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +141,7 @@ func (s *submissions) status() string {
 	return "in flight: " + s.ledger.InFlight().String()
 }
 
-// abort notes why the communicator aborts.
+// abort records why the communicator aborts.
 func (s *submissions) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,8 +39,8 @@ func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 	return child, nil
 }
 
-// submit starts a call on a native communicator, nil for the best one. ctx bounds its wait for
-// communicators that are being freed.
+// submit starts a call on a native communicator, nil for the fastest one. ctx bounds its wait for communicators that
+// are being freed.
 func (c *Comm) submit(ctx context.Context, x *comm.Call, n *native) error {
 	return c.fail(c.start(ctx, x, n))
 }
@@ -65,9 +65,8 @@ func (c *Comm) start(ctx context.Context, x *comm.Call, n *native) error {
 	return c.flush(ctx, n, 1)
 }
 
-// submitTogether starts calls as one NCCL group, always on the data
-// communicator: ranks may have different numbers of calls in a group, so a single call here may
-// be one of several elsewhere.
+// submitTogether starts calls as one NCCL group, always on the data communicator: ranks may have different numbers of
+// calls in a group, so a single call here may be one of several elsewhere.
 func (c *Comm) submitTogether(ctx context.Context, calls []comm.Call) error {
 	return c.fail(c.startTogether(ctx, calls))
 }
@@ -96,13 +95,12 @@ func (c *Comm) pick(x *comm.Call) *native {
 	return c.data
 }
 
-// flush makes the planned native calls, several of them as one NCCL group, for a number of the
-// user's calls.
+// flush makes the planned native calls, several of them as one NCCL group, on behalf of this number of the user's
+// calls.
 func (c *Comm) flush(ctx context.Context, n *native, calls int) error {
 	planned := c.plan
 	c.plan = planned[:0]
-	// If all ranks are in one process, freeing may wait for kernels of other ranks, and those for
-	// this rank.
+	// If all ranks are in one process, freeing may wait for kernels of other ranks, and these kernels for this rank.
 	if freeing.busy.Load() && len(planned) > 0 && !c.oneProcess && c.WorldSize() > 1 {
 		if err := c.awaitFreeing(ctx); err != nil {
 			return err
@@ -115,7 +113,7 @@ func (c *Comm) flush(ctx context.Context, n *native, calls int) error {
 	return err
 }
 
-// awaitFreeing waits until nothing is being freed, until ctx ends or the communicator does.
+// awaitFreeing waits until nothing is being freed, until ctx ends, or until the communicator is aborted or closed.
 func (c *Comm) awaitFreeing(ctx context.Context) error {
 	life, cancel := c.life.Until(ctx)
 	defer cancel()
@@ -152,8 +150,7 @@ func (c *Comm) invokeAll(planned plan, n *native) error {
 	})
 }
 
-// invoke makes a native call. All arguments are words, so a function ignores those that it does
-// not have.
+// invoke makes a native call. All arguments are words, so a function ignores surplus arguments.
 func (c *Comm) invoke(n *nativeCall, handle uintptr) error {
 	a := &n.args
 	a[n.count] = handle

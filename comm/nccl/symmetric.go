@@ -13,14 +13,13 @@ import (
 // windowSymmetric is NCCL_WIN_COLL_SYMMETRIC.
 const windowSymmetric = 1
 
-// AllocateSymmetric implements [comm.SymmetricAllocator]. With NCCL 2.27 or
-// newer, allgathers and sums of floating-point numbers other than float64 use such buffers
-// directly at the sizes at which that is faster, which a table has for up to eight GPUs with NVLink between
-// them. At other sizes, and elsewhere, the buffers are plain memory.
+// AllocateSymmetric implements [comm.SymmetricAllocator]. With NCCL 2.27 or newer, allgathers and sums of
+// floating-point numbers other than float64 use such buffers directly at the sizes at which that is faster. A table
+// has these sizes for up to eight GPUs connected by NVLink. At other sizes, and elsewhere, the buffers are plain
+// memory.
 //
-// NCCL cannot abort kernels on windows when a peer has died. Sync still returns at its
-// deadline, with an error that says that the GPU waits, and only a new process can use the GPU
-// again.
+// NCCL cannot abort kernels on windows when a peer has died. Sync still returns at its deadline, with an error that
+// says that the GPU waits, and only a new process can use the GPU again.
 func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error) {
 	const op = "allocate symmetric"
 	if err := c.life.Err(); err != nil {
@@ -48,7 +47,7 @@ func (c *Comm) newWindow(ctx context.Context, bytes int) (window, error) {
 		err = agreed
 	}
 	if err != nil {
-		return window{}, errors.Join(err, c.rt.Deallocate(addr)) // nobody else knows of it
+		return window{}, errors.Join(err, c.rt.Deallocate(addr)) // no other rank refers to it
 	}
 	w := window{addr: addr, bytes: bytes}
 	if bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
@@ -82,14 +81,14 @@ func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 	return nil
 }
 
-// maximum replaces at most maxVotes numbers by their maxima over all ranks.
+// maximum replaces up to maxVotes numbers by their maxima over all ranks.
 func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 	cells := c.scratch + voteOffset
 	x := comm.AllReduceCall(cells, cells, len(votes), dtype.I64, comm.Max)
 	return c.exchange(ctx, &x, votes, cells)
 }
 
-// gather replaces all but the share of this rank by the other ranks' shares. There are two numbers for each rank.
+// gather replaces all numbers except this rank's by the numbers of the other ranks. There are two for each rank.
 func (c *Comm) gather(ctx context.Context, numbers []int64) error {
 	cells := c.scratch + uintptr(gatherOffset(c.WorldSize()))
 	share := len(numbers) / c.WorldSize()
@@ -98,14 +97,14 @@ func (c *Comm) gather(ctx context.Context, numbers []int64) error {
 	return c.exchange(ctx, &x, numbers, cells)
 }
 
-// exchange makes a call in place on numbers, in memory of the device.
+// exchange makes a call in place on numbers, which it copies to device memory.
 func (c *Comm) exchange(ctx context.Context, x *comm.Call, numbers []int64, cells uintptr) error {
 	// Copies wait for the compute stream, which may wait for a peer. This wait ends with ctx.
 	err := c.rt.Synchronize(ctx)
 	if err == nil {
 		err = c.rt.CopyIn(cells, hostmem.Bytes(numbers))
 	}
-	if err != nil { // the peers go on with the collective below
+	if err != nil { // the peers continue with the collective below
 		if ctx.Err() != nil {
 			err = comm.ContextError(ctx)
 		}
@@ -118,12 +117,12 @@ func (c *Comm) exchange(ctx context.Context, x *comm.Call, numbers []int64, cell
 		return err
 	}
 	if err := c.rt.CopyOut(hostmem.Bytes(numbers), cells); err != nil {
-		return c.fail(err) // the peers go by the outcome
+		return c.fail(err) // the peers rely on the outcome
 	}
 	return nil
 }
 
-// register makes a window of a mapping, collectively.
+// register makes a mapping a window, collectively.
 func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err error) {
 	n := c.windows.native.Load()
 	cell := new(uint64) // NCCL writes here
@@ -147,8 +146,8 @@ func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err erro
 	return uintptr(*cell), nil
 }
 
-// prepareWindows reports whether windows are faster at any size, and makes the native communicator for them then, if
-// there is none. What no call uses is not registered.
+// prepareWindows reports whether windows are faster at any size, and if so makes the native communicator for them,
+// unless it exists. Buffers that no call uses are not registered.
 func (c *Comm) prepareWindows(ctx context.Context) (faster bool, err error) {
 	if c.windows.native.Load() != nil {
 		return true, nil
@@ -173,15 +172,15 @@ func (c *Comm) prepareWindows(ctx context.Context) (faster bool, err error) {
 		return false, c.fail(err)
 	}
 	c.windows.native.Store(made)
-	if err := c.life.Err(); err != nil { // another goroutine aborted or closed the communicator meanwhile
+	if err := c.life.Err(); err != nil { // another goroutine aborted or closed the communicator in the meantime
 		made.abort(0)
 		return false, err
 	}
 	return true, nil
 }
 
-// FreeSymmetric implements [comm.SymmetricAllocator]. An aborted communicator has no windows any
-// more, so it only frees the memory.
+// FreeSymmetric implements [comm.SymmetricAllocator]. An aborted communicator has no windows left, so only the memory
+// is freed.
 func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	const op = "free symmetric"
 	if buf == 0 {
@@ -201,7 +200,7 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	return c.explain(op, errors.Join(c.deregister(ctx, w), c.freeWindow(w)))
 }
 
-// deregister ends a window when no rank uses it any more.
+// deregister ends a window once no rank uses it.
 func (c *Comm) deregister(ctx context.Context, w window) error {
 	if c.life.Broken() != nil {
 		return nil
@@ -222,7 +221,7 @@ func (c *Comm) deregister(ctx context.Context, w window) error {
 	}
 	var err error
 	c.rt.CurrentToFree(func() {
-		if n.shares { // NCCL unmaps the memory of all ranks, as each other rank's call does
+		if n.shares { // NCCL unmaps the memory of all ranks, as does the call of every other rank
 			err = c.rt.Unmapping(end)
 			return
 		}

@@ -11,11 +11,11 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// asyncErrorEvery is how many times Sync asks the stream for each time it asks NCCL for its
-// asynchronous state, which costs more and changes rarely.
+// asyncErrorEvery is the number of stream queries in Sync for each query of NCCL's asynchronous state, which costs
+// more and rarely changes.
 const asyncErrorEvery = 16
 
-// sync is Sync, as [Comm] describes it, and what Close drains with.
+// sync is Sync, as [Comm] describes it, and the drain of Close.
 func (c *Comm) sync(ctx context.Context) error {
 	if c.data == nil || c.life.Broken() != nil {
 		return c.life.Broken() // or creation failed before there was anything to wait for
@@ -31,7 +31,7 @@ func (c *Comm) sync(ctx context.Context) error {
 			}
 		}
 		looks++
-		if c.life.Closed() { // a call that was accepted before may be in its launch
+		if c.life.Closed() { // a call accepted before Close may be in its launch
 			if !c.mu.TryLock() {
 				return false, nil
 			}
@@ -43,13 +43,13 @@ func (c *Comm) sync(ctx context.Context) error {
 	case c.life.Broken() != nil: // the abort ends kernels as well
 		return c.fail(c.life.Broken())
 	case err == nil:
-		if cause := c.submitted.cause(); cause != nil { // what is done counts no more: a peer may have aborted as well
+		if cause := c.submitted.cause(); cause != nil { // completed work no longer counts: a peer may have aborted as well
 			return fmt.Errorf("%w: %w", comm.ErrBroken, cause)
 		}
 		if err = c.abandoned(collectives); err != nil {
 			return c.fail(err)
 		}
-		if c.released.Load() { // and with it what was known of peers
+		if c.released.Load() { // Release has freed the knowledge about peers
 			return c.life.Err()
 		}
 		done = wait
@@ -58,13 +58,13 @@ func (c *Comm) sync(ctx context.Context) error {
 		return c.fail(c.inFlightError(ctx))
 	case c.released.Load():
 		return c.life.Err() // the stream is gone
-	case inCapture(err): // the caller's mistake, nothing is wrong with the peers
+	case inCapture(err): // the caller's mistake; the peers are unaffected
 		return fmt.Errorf("%w: %w", comm.ErrArgument, err)
 	}
 	return c.fail(err)
 }
 
-// done asks the stream whether it is idle. Close may take the stream away between two calls.
+// done queries whether the stream is idle. Close may close the stream between two queries.
 func (c *Comm) done() (bool, error) {
 	c.streamMu.RLock()
 	defer c.streamMu.RUnlock()
@@ -77,7 +77,7 @@ func inCapture(err error) bool {
 	return errors.As(err, &e) && e.InCapture()
 }
 
-// barrier is an allreduce of one element: NCCL returns at once for none.
+// barrier is an allreduce of one element: with no elements NCCL returns at once.
 func (c *Comm) barrier(ctx context.Context) error {
 	cell := c.scratch + barrierOffset
 	x := comm.AllReduceCall(cell, cell, 1, dtype.I32, comm.Max)

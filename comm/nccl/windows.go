@@ -9,22 +9,19 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// NCCL 2.27 and newer reads and writes the memory of the peers directly if all ranks
-// registered it as a symmetric window. Small collectives then bypass NCCL's own buffers.
+// NCCL 2.27 and newer reads and writes the memory of the peers directly if all ranks registered it as a symmetric
+// window. Small collectives then bypass NCCL's own buffers.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html
 //
-// NCCL looks only at the address that a collective is called with, and assumes equal
-// offsets on all ranks: if a rank's buffer has another offset, the result is silently wrong.
-// So memory that a program allocates otherwise is not registered. AllocateSymmetric makes
-// windows that are equal on all ranks by construction, and each covers one mapping, so that no
-// other buffer can lie in it.
+// NCCL looks only at the address that a collective is called with, and assumes equal offsets on all ranks: if a rank's
+// buffer has another offset, the result is silently wrong. Memory that a program allocates by other means is therefore
+// not registered. AllocateSymmetric makes windows that are equal on all ranks by construction. Each covers one
+// mapping, so that no other buffer can lie in it.
 //
-// On a window NCCL always uses its kernels for windows, even at sizes at
-// which its rings are faster. So windows are registered with a third native
-// communicator, and each call goes to the one that is faster; see windowRows.
+// On a window NCCL always uses its window kernels, even at sizes at which its rings are faster. Windows are therefore
+// registered with a third native communicator, and each call goes to the faster one; see windowRows.
 
-// windows are the symmetric buffers of a communicator. Comm.mu guards all but
-// the native communicator.
+// windows are the symmetric buffers of a communicator. Comm.mu guards all fields except native.
 type windows struct {
 	native atomic.Pointer[native] // nil before the first buffer
 	list   []window               // by address
@@ -44,10 +41,9 @@ func (w window) compare(addr uintptr) int { return cmp.Compare(w.addr, addr) }
 // windowOps are the collectives for which NCCL has kernels for windows.
 var windowOps = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter}
 
-// windowUse returns how many bytes a call reads and writes on each rank, and whether NCCL has a
-// kernel for windows for it. Pieces of which a rank has another one must be whole packs: of others that take
-// several blocks, some blocks take the distance for one of packs, and put or read pieces in a wrong place
-// (2.27 to 2.28.3).
+// windowUse returns the number of bytes that a call reads and writes on each rank, and whether NCCL has a window
+// kernel for it. If each rank has a different piece, pieces must be whole packs. Otherwise, in calls that take several
+// blocks, some blocks compute distances in packs, and write or read pieces at wrong addresses (2.27 to 2.28.3).
 func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
 	if x.Op.Reduces() && (x.Reduce != comm.Sum || !x.DType.IsFloat() || x.DType == dtype.F64) {
 		return 0, 0, false
@@ -66,9 +62,8 @@ func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
 	return 0, 0, false
 }
 
-// serve reports whether a call uses windows. The answer must be the same on all ranks, so it
-// depends on nothing that differs between them, such as the address of a rank's part of a
-// buffer.
+// serve reports whether a call uses windows. The answer must be the same on all ranks, so it depends on nothing that
+// differs between them, such as the address of a rank's part of a buffer.
 func (w *windows) serve(x *comm.Call, ranks int) bool {
 	if len(w.list) == 0 {
 		return false
@@ -84,7 +79,7 @@ func (w *windows) serve(x *comm.Call, ranks int) bool {
 func (w *windows) cover(addr uintptr, bytes int) bool {
 	i, found := slices.BinarySearchFunc(w.list, addr, window.compare)
 	if !found {
-		i-- // the last that begins before
+		i-- // the last window that begins before addr
 	}
 	if i < 0 || w.list[i].handle == 0 {
 		return false

@@ -7,10 +7,10 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/link"
 )
 
-// windowRow says that a collective is faster on windows from one size to another: bytes of the larger buffer of a rank.
+// windowRow is a range of sizes at which a collective is faster on windows, in bytes of the larger buffer of a rank.
 type windowRow struct {
 	op      comm.Op // one of windowOps
-	ranks   int     // at most
+	ranks   int     // maximum
 	minimum int     // bytes
 	maximum int     // bytes, inclusive
 }
@@ -18,35 +18,36 @@ type windowRow struct {
 // maxWindowRanks is the largest world for which there are rows.
 const maxWindowRanks = 8
 
-// windowRows are for GPUs that all reach each other over NVLink, or ranks that share one. The rows of a
-// world are those of the smallest number of ranks that fits, for each collective. The figures are microseconds of
-// float32 in CUDA graphs, on windows beside plain buffers, of NCCL 2.28.3, from lab/results/gpu and its
-// history.
+// windowRows are for GPUs that are all connected by NVLink, or ranks that share one. For each collective, a world uses
+// the rows of the smallest number of ranks that fits. The figures are microseconds of float32 in CUDA graphs, windows
+// against plain buffers, with NCCL 2.28.3, from lab/results/gpu and its history.
 //
-// Over PCIe and unknown links, and with more ranks, nothing was measured, and windows are not used.
+// For PCIe, unknown links and more ranks nothing was measured, and windows are not used.
 var windowRows = []windowRow{
-	// Two H200s, 2026-11-21: 3.55 beside 5.73 at 8 bytes and 5.84 beside 6.80 at 32 KiB; 9.8 beside 7.4 at 128 KiB
-	// and 11.9 beside 9.9 at 512 KiB; 17.8 beside 27.0 at 2 MiB. 2026-11-22: 69.9 beside 73.5 at 16 MiB. Up to 32 MiB
-	// by the measurement that each communicator made; equal at 64 MiB.
+	// Two H200s, 2026-11-21: 3.55 against 5.73 at 8 bytes and 5.84 against 6.80 at 32 KiB; 9.8 against 7.4 at 128 KiB
+	// and 11.9 against 9.9 at 512 KiB; 17.8 against 27.0 at 2 MiB. 2026-11-22: 69.9 against 73.5 at 16 MiB. The bound
+	// of 32 MiB comes from the measurement that each communicator once made; equal at 64 MiB.
 	{comm.OpAllReduce, 2, 1, 32 << 10},
 	{comm.OpAllReduce, 2, 2 << 20, 32 << 20},
 
-	// Four H200s, 2026-11-21 and 22: 3.57 beside 7.65 at 8 bytes and 8.53 beside 10.7 at 64 KiB; 10.8 beside 10.6 at
-	// 128 KiB and 12.3 beside 11.1 at 256 KiB; 20.0 beside 25.4 at 2 MiB and 51.9 beside 57.5 at 8 MiB; equal at
-	// 16 MiB. Three ranks were not measured and have these rows.
+	// Four H200s, 2026-11-21 and 22: 3.57 against 7.65 at 8 bytes and 8.53 against 10.7 at 64 KiB; 10.8 against 10.6
+	// at 128 KiB and 12.3 against 11.1 at 256 KiB; 20.0 against 25.4 at 2 MiB and 51.9 against 57.5 at 8 MiB; equal at
+	// 16 MiB. Three ranks were not measured and share these rows.
 	{comm.OpAllReduce, 4, 1, 64 << 10},
 	{comm.OpAllReduce, 4, 2 << 20, 8 << 20},
 
-	// Five to eight ranks were not measured: the smaller bound of two and four, below which windows took
+	// Five to eight ranks were not measured. They have the smaller bound of two and four ranks; below it windows took
 	// little more than half the time.
 	{comm.OpAllReduce, maxWindowRanks, 1, 32 << 10},
 
-	// Two H200s, 2026-11-21: 4.3 beside 6.0 at 64 KiB, 12 beside 25 at 4 MiB; faster at every size up to 32 MiB, the
-	// largest that communicators measured. More ranks were not measured: small sizes, as of allreduces.
+	// Two H200s, 2026-11-21: 4.3 against 6.0 at 64 KiB, 12 against 25 at 4 MiB; faster at every size up to 32 MiB, the
+	// largest that communicators measured. More ranks were not measured: they use windows at small sizes only, as for
+	// allreduces.
 	{comm.OpAllGather, 2, 1, 32 << 20},
 	{comm.OpAllGather, maxWindowRanks, 1, 32 << 10},
 
-	// Reduce-scatters were measured by communicators, of which no record is left: small sizes, as of allreduces.
+	// Communicators measured reduce-scatters, but no record is left: windows serve small sizes only, as for
+	// allreduces.
 	{comm.OpReduceScatter, maxWindowRanks, 1, 32 << 10},
 }
 
@@ -78,14 +79,14 @@ func (w *windows) isFaster(op comm.Op, bytes int) bool {
 	return false
 }
 
-// tabulate finds the rows that hold for this communicator, the same on all ranks: those of the slowest link that any
-// rank sees. They are not nil, but may be none.
+// tabulate finds the rows for this communicator, the same on all ranks: the rows of the slowest link that any rank
+// sees. The result is never nil, but may be empty.
 func (c *Comm) tabulate(ctx context.Context) ([]windowRow, error) {
 	ranks := c.WorldSize()
 	if ranks > maxWindowRanks {
 		return []windowRow{}, nil
 	}
-	// A GPU is known by its bus and its host, as a number that is not negative.
+	// A GPU is identified by its bus and its host, as a non-negative number.
 	gpus := make([]int64, ranks)
 	gpus[c.Rank()] = hostNumber(c.rt.Info().PCIBus)
 	if err := c.maximum(ctx, gpus); err != nil {

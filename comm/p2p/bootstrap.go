@@ -16,8 +16,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// hello is what a rank tells all others over the base communicator. It holds no pointers, because it
-// travels as bytes.
+// hello is a rank's message to all others over the base communicator. It holds no pointers, because it travels as
+// bytes.
 type hello struct {
 	host   [16]byte // the same on all ranks of a machine
 	bus    [16]byte // of the GPU
@@ -29,10 +29,10 @@ type hello struct {
 	state           verdict      // whether the rank can take part
 	multiprocessors int          // of the rank's GPU, which other ranks may share
 	lacks           reductionSet // what the base lacks
-	link            link.Kind    // the slowest one to another rank
+	link            link.Kind    // the slowest link to another rank
 }
 
-// verdict is how a rank fares, the worse the greater.
+// verdict is a rank's state after a step of the bootstrap; larger values are worse.
 type verdict uint8
 
 const (
@@ -51,7 +51,7 @@ func verdictOf(err error) verdict {
 	return failed
 }
 
-// worst is the error of a rank whose local error is err, which may be nil, when ranks are in these states.
+// worst returns the error of a rank whose local error is err, which may be nil, when the ranks are in these states.
 func worst(all []hello, err error) error {
 	rank := 0
 	for r, h := range all {
@@ -66,21 +66,21 @@ func worst(all []hello, err error) error {
 		return fmt.Errorf("p2p: %w: rank %d cannot share memory", comm.ErrUnsupported, rank)
 	case err == nil:
 		return fmt.Errorf("p2p: %w: rank %d has failed", comm.ErrPeerFailed, rank)
-	default: // the local error is of a milder kind
+	default: // the local error is less severe
 		return fmt.Errorf("p2p: %w: rank %d has failed, and here: %v", comm.ErrPeerFailed, rank, err)
 	}
 }
 
 // bootstrap exchanges small messages over a base communicator.
 type bootstrap struct {
-	base   comm.Communicator // over which the messages go
+	base   comm.Communicator // carries the messages
 	rt     *cuda.Runtime     // of the rank's GPU
-	memory runtime.Runtime   // that base reaches
-	buf    uintptr           // a hello of each rank; 0 if base may still use it
+	memory runtime.Runtime   // memory that base can access
+	buf    uintptr           // room for a hello of each rank; 0 if base may still use it
 }
 
-// newBootstrap allocates the buffer of the exchanges. A rank that fails even in that leaves
-// the others waiting until their contexts end.
+// newBootstrap allocates the buffer of the exchanges. If that fails on a rank, the others wait until their contexts
+// end.
 func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) {
 	b := &bootstrap{base: base, rt: rt, memory: rt}
 	checker, ok := comm.As[backend.MemoryChecker](base)
@@ -95,7 +95,7 @@ func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) 
 	return b, nil
 }
 
-// close gives the buffer back, unless base may still use it.
+// close frees the buffer, unless base may still use it.
 func (b *bootstrap) close() error {
 	if b.broken() {
 		return nil
@@ -111,13 +111,13 @@ func (b *bootstrap) closeMemory() error {
 	return b.memory.Close()
 }
 
-// broken reports whether an exchange has failed. As long as none has, everything that was
-// submitted to the base before the last one is done.
+// broken reports whether an exchange has failed. While none has, everything submitted to the base before the last
+// exchange is complete.
 func (b *bootstrap) broken() bool {
 	return b.buf == 0
 }
 
-// share returns what each rank passes.
+// share returns the hello of each rank.
 func (b *bootstrap) share(ctx context.Context, h hello) ([]hello, error) {
 	if b.broken() {
 		return nil, fmt.Errorf("p2p: %w: an exchange before has failed", comm.ErrBroken)
@@ -138,14 +138,14 @@ func (b *bootstrap) share(ctx context.Context, h hello) ([]hello, error) {
 	return all, b.memory.CopyOut(hostmem.Bytes(all), buf)
 }
 
-// agree returns an error on every rank if any rank passes one: the rank's local one, or one that
-// names another rank. All ranks get the same kind: [comm.ErrUnsupported] on one is that on all.
+// agree returns an error on every rank if any rank passes one: the rank's own error, or one that names another rank.
+// The kind is the same on all ranks: [comm.ErrUnsupported] on one rank is [comm.ErrUnsupported] on all.
 func (b *bootstrap) agree(ctx context.Context, err error) error {
 	_, err = b.agreeOn(ctx, hello{}, err)
 	return err
 }
 
-// agreeOn is agree, and returns what each rank passes.
+// agreeOn is agree, and returns the hello of each rank.
 func (b *bootstrap) agreeOn(ctx context.Context, h hello, err error) ([]hello, error) {
 	h.state = verdictOf(err)
 	all, shareErr := b.share(ctx, h)

@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// connect maps the ranks' memory into each other's GPUs, and returns what goes over it. Kernels wait for a peer as
-// long as limit. It is collective: either all ranks get an endpoint or all get an error.
+// connect maps the ranks' memory into each other's GPUs, and returns the endpoint. Kernels wait for a peer for at most
+// limit. It is collective: either all ranks get an endpoint or all get an error.
 func connect(
 	ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration, o order,
 ) (e *endpoint, table offloadTable, err error) {
@@ -58,7 +58,7 @@ func (b *bootstrap) connect(
 		if err == nil {
 			err = b.load(ctx, e, stream)
 		}
-		table, err = b.tabulate(ctx, all, err) // also with an error, so that the others learn of it
+		table, err = b.tabulate(ctx, all, err) // also after an error, so that the others learn of it
 	}
 	if err != nil && e != nil {
 		return nil, table, errors.Join(err, e.discard(stream, backend.DeviceTimeout))
@@ -66,7 +66,7 @@ func (b *bootstrap) connect(
 	return e, table, err
 }
 
-// load loads an endpoint's kernels, and waits until they are there.
+// load loads an endpoint's kernels, and waits until they are loaded.
 func (b *bootstrap) load(ctx context.Context, e *endpoint, stream *cuda.Stream) error {
 	if err := e.loadAll(stream); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (b *bootstrap) tabulate(ctx context.Context, all []hello, err error) (offlo
 	return tableOf(all, links), nil
 }
 
-// busID is the PCI bus of a GPU as ranks tell it.
+// busID is the PCI bus of a GPU in the form of a hello.
 func busID(bus string) (id [16]byte) {
 	copy(id[:], bus)
 	return id
@@ -109,7 +109,8 @@ func compatible(all []hello, rank int) error {
 	return nil
 }
 
-// multiprocessors is the smallest number of them that a rank has to itself. Ranks on one GPU share them.
+// multiprocessors returns the smallest number of multiprocessors that any rank has to itself. Ranks on one GPU share
+// them.
 func multiprocessors(all []hello) int {
 	smallest := maxBlocks
 	for _, h := range all {
@@ -134,8 +135,8 @@ func sharesGPU(all []hello, rank int) bool {
 	return false
 }
 
-// attachAll maps the memory that each rank passes into the GPUs of all others, and has attach called with
-// the memory of each peer. err is why this rank has none. agreed says that all ranks have mapped all of it.
+// attachAll maps the memory of each rank into the GPUs of all others, and calls attach with the memory of each peer.
+// err is the reason why this rank has no memory. agreed is true if all ranks have mapped all memory.
 func (b *bootstrap) attachAll(
 	ctx context.Context, h hello, memory *cuda.SharedMemory, err error, attach func(peer int, m *cuda.SharedMemory),
 ) (all []hello, agreed bool, _ error) {
@@ -143,7 +144,7 @@ func (b *bootstrap) attachAll(
 	if err == nil {
 		server, err = b.offer(&h, memory)
 	}
-	// A rank that failed still takes part, so that the others learn of it.
+	// A rank that failed still takes part, so that the others learn of the failure.
 	h.state = verdictOf(err)
 	all, shareErr := b.share(ctx, h)
 	err = errors.Join(err, shareErr)
@@ -160,7 +161,7 @@ func (b *bootstrap) attachAll(
 	return all, agreed, err
 }
 
-// offer serves this rank's memory to the others, and completes the hello that tells them of it.
+// offer serves this rank's memory to the others, and completes the hello that describes it.
 func (b *bootstrap) offer(h *hello, memory *cuda.SharedMemory) (*fdServer, error) {
 	if err := b.introduce(h, memory); err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (b *bootstrap) offer(h *hello, memory *cuda.SharedMemory) (*fdServer, error
 	return serveMemory(*h, memory)
 }
 
-// attachPeers maps the memory of all other ranks, if it can be shared.
+// attachPeers maps the memory of all other ranks, if all ranks can share it.
 func (b *bootstrap) attachPeers(
 	ctx context.Context, all []hello, attach func(peer int, m *cuda.SharedMemory),
 ) error {
@@ -186,7 +187,7 @@ func (b *bootstrap) attachPeers(
 	return nil
 }
 
-// introduce fills in what a rank says of itself and of the memory that it shares.
+// introduce fills in the rank's identity and the memory that it shares.
 func (b *bootstrap) introduce(h *hello, memory *cuda.SharedMemory) (err error) {
 	gpu := b.rt.Info()
 	h.bytes = memory.Bytes()

@@ -16,10 +16,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// endpoint is the scratch memory of a rank and of its peers, and the kernels.
+// endpoint is the kernels and the scratch memory of a rank and its peers.
 //
-// Its two locks are not taken together: mu is held during a launch, which may wait for room in the stream, and watchUse
-// for a look at some words. So a wait that ends never stands behind a launch.
+// Its two locks are never held together: mu is held during a launch, which may wait for room in the stream, and
+// watchUse during a look at a few words. A wait that ends therefore never blocks behind a launch.
 type endpoint struct {
 	planner
 	rt      *cuda.Runtime        // of the rank's GPU
@@ -29,7 +29,7 @@ type endpoint struct {
 	peers   []*cuda.SharedMemory // by rank; nil for this one, and until mapped
 	pinned  []byte               // nil until allocated
 
-	watchUse sync.RWMutex // read-locked to look at watch, locked to free it
+	watchUse sync.RWMutex // read-locked to access watch, locked to free it
 	watch    *watch       // in pinned; nil once anything is freed; guarded by watchUse
 
 	mu         sync.Mutex         // held during a launch; guards parameters
@@ -37,21 +37,21 @@ type endpoint struct {
 	phase      atomic.Uint32      // a phase
 }
 
-// phase is how far an endpoint has come: open, then shut, then drained, unless work stays in flight.
+// phase is the state of an endpoint: open, then shut, then drained, unless work stays in flight.
 type phase = uint32
 
 const (
 	open    phase = iota
-	shut          // nothing is launched any more
-	drained       // and nothing is in flight
+	shut          // no further launches
+	drained       // shut, and nothing is in flight
 )
 
-// isShut reports whether nothing is launched any more.
+// isShut reports whether launches are refused.
 func (e *endpoint) isShut() bool {
 	return e.phase.Load() != open
 }
 
-// errInFlight is why memory of peers is not unmapped.
+// errInFlight says why the memory of peers stays mapped.
 var errInFlight = errors.New("memory of peers stays mapped, because work is in flight")
 
 // newEndpoint makes an endpoint without the memory of its peers.
@@ -70,7 +70,7 @@ func newEndpoint(
 	return e, nil
 }
 
-// allocate opens the kernels, and makes the memory that they write.
+// allocate opens the kernels, and allocates the memory that they write.
 func (e *endpoint) allocate(ctx context.Context, limit time.Duration) (err error) {
 	e.lib, err = openLibrary(e.rt)
 	if err != nil {
@@ -113,8 +113,8 @@ func (e *endpoint) allocate(ctx context.Context, limit time.Duration) (err error
 // pinnedBytes is a page for the watch.
 const pinnedBytes = 4096
 
-// loadAll launches every kernel once, idle. Otherwise the driver would load a kernel at its
-// first launch, and make that wait for kernels in flight, which may wait for this one.
+// loadAll launches every kernel once, idle. Otherwise the driver would load a kernel at its first launch, which would
+// then wait for kernels in flight that may themselves wait for this one.
 func (e *endpoint) loadAll(s *cuda.Stream) error {
 	var errs []error
 	for _, k := range e.kernels.all() {
@@ -145,7 +145,7 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
-// look calls f with the words that kernels and host share, unless close frees them.
+// look calls f with the words that kernels and host share, unless close has freed them.
 func (e *endpoint) look(f func(w *watch)) {
 	e.watchUse.RLock()
 	defer e.watchUse.RUnlock()
@@ -154,13 +154,13 @@ func (e *endpoint) look(f func(w *watch)) {
 	}
 }
 
-// stopWaiting ends the waits of this rank's kernels for peers, for good.
+// stopWaiting permanently ends the waits of this rank's kernels for peers.
 func (e *endpoint) stopWaiting() {
 	e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) })
 }
 
-// stopWith does that when ctx ends, until the function that it returns is called. If no kernel
-// has noticed by then, it is taken back.
+// stopWith stops waiting when ctx ends, unless the function that it returns was called before. If no kernel has
+// noticed by then, that function revokes the stop.
 func (e *endpoint) stopWith(ctx context.Context) (done func()) {
 	if ctx.Done() == nil {
 		return func() {}
@@ -183,8 +183,8 @@ func (e *endpoint) stopWith(ctx context.Context) (done func()) {
 	}
 }
 
-// leave tells the peers' kernels, once the stream is drained, that this rank has aborted, unless
-// its own kernels have told them. It reports whether they know.
+// leave tells the peers' kernels, once the stream is drained, that this rank has aborted, unless its own kernels have
+// told them. It reports whether they have been told.
 func (e *endpoint) leave(ctx context.Context, s *cuda.Stream) bool {
 	if err := poll.Until(ctx, s.Done); err != nil {
 		return false
@@ -206,8 +206,8 @@ func (e *endpoint) aborted() (told bool) {
 	return told
 }
 
-// fault returns why kernels of this rank aborted, nil if none did: it names the ranks that were
-// waited for, and the rank that aborted first, as far as this one knows.
+// fault returns the reason why kernels of this rank aborted, nil if none did. It names the ranks that were waited for,
+// and the rank that aborted first, as far as this rank knows.
 func (e *endpoint) fault(ctx context.Context) (err error) {
 	e.look(func(w *watch) {
 		if atomic.LoadUint32(&w.told) != 0 {
@@ -217,12 +217,12 @@ func (e *endpoint) fault(ctx context.Context) (err error) {
 	return err
 }
 
-// fault is the error of kernels that have aborted.
+// fault returns the error of kernels that have aborted.
 func (w *watch) fault(ctx context.Context) error {
 	text, told := w.text()
 	switch {
 	case ctx.Err() != nil:
-		// Before what a peer told: of deadlines that are near each other, the first tells the others.
+		// The context comes before a peer's report: of deadlines close to each other, the first one tells the others.
 		return fmt.Errorf("%w: %s", comm.ContextError(ctx), text)
 	case told:
 		return fmt.Errorf("%w: %s", comm.ErrPeerFailed, text)
@@ -246,13 +246,13 @@ func (w *watch) text() (text string, told bool) {
 	return text, true
 }
 
-// discard refuses further launches, drains the stream for some time at most, and closes the endpoint.
-// If work stays in flight, the memory stays too.
+// discard refuses further launches, drains the stream for at most the timeout, and closes the endpoint. If work stays
+// in flight, so does the memory.
 func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	e.phase.Store(shut)
-	// A launch into a full stream waits, with the lock.
+	// A launch into a full stream waits while it holds the lock.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
 	if err == nil {
 		e.mu.Unlock()
@@ -265,8 +265,8 @@ func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 	return e.close()
 }
 
-// close frees everything. No kernel of this rank runs any more. Those of peers may still
-// write to its scratch memory, through their own mappings.
+// close frees everything. No kernel of this rank is running. Kernels of peers may still write to its scratch memory,
+// through their own mappings.
 func (e *endpoint) close() error {
 	e.watchUse.Lock()
 	e.watch = nil

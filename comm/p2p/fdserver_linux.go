@@ -17,15 +17,14 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// fdServer gives peers that know the secret a file descriptor of a rank's memory. Its
-// socket is in the abstract namespace: it needs no file, and processes of other
-// containers that share the network reach it.
+// fdServer sends the file descriptor of a rank's memory to peers that know the secret. Its socket is in the abstract
+// namespace: it needs no file, and processes in other containers that share the network can connect.
 type fdServer struct {
 	listener *net.UnixListener // closed to end accept
-	fd       int               // closed in the end
-	secret   [16]byte          // that a peer says first
+	fd       int               // closed by close
+	secret   [16]byte          // which a peer sends first
 	running  sync.WaitGroup    // goroutines
-	open     sync.Map          // connections, all that there were
+	open     sync.Map          // connections, also ended ones
 }
 
 func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {
@@ -36,7 +35,7 @@ func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {
 	return serveFD(h, fd)
 }
 
-// serveFD serves a descriptor, and closes it in the end.
+// serveFD serves a descriptor, and takes ownership of it.
 func serveFD(h hello, fd int) (*fdServer, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socketName(), Net: "unix"})
 	if err != nil {
@@ -79,7 +78,7 @@ func (s *fdServer) answer(conn *net.UnixConn) {
 func (s *fdServer) close() error {
 	err := s.listener.Close()
 	s.open.Range(func(conn, _ any) bool {
-		_ = conn.(*net.UnixConn).SetDeadline(time.Now()) // a silent peer is not waited for
+		_ = conn.(*net.UnixConn).SetDeadline(time.Now()) // do not wait for a peer that sends nothing
 		return true
 	})
 	s.running.Wait()
@@ -88,7 +87,7 @@ func (s *fdServer) close() error {
 
 var errNoDescriptor = errors.New("the peer sent no file descriptor")
 
-// fetch gets the file descriptor of a peer's memory.
+// fetch receives the file descriptor of a peer's memory.
 func fetch(ctx context.Context, h hello, use func(fd int) error) error {
 	var dialer net.Dialer
 	dialed, err := dialer.DialContext(ctx, "unix", h.socketName())
@@ -113,7 +112,7 @@ func fetch(ctx context.Context, h hello, use func(fd int) error) error {
 	return use(fd)
 }
 
-// receiveFD reads a message that carries one descriptor, which the caller closes.
+// receiveFD reads a message with one descriptor, which the caller closes.
 func receiveFD(conn *net.UnixConn) (fd int, err error) {
 	var data [1]byte
 	control := make([]byte, unix.CmsgSpace(4))
@@ -132,8 +131,8 @@ func receiveFD(conn *net.UnixConn) (fd int, err error) {
 	return fds[0], nil
 }
 
-// hostIdentity identifies this machine among others, and this container among those that
-// share no memory with it, by the boot id and the device of /dev/shm.
+// hostIdentity identifies this machine and, by the boot id and the device of /dev/shm, the set of containers that
+// share memory on it.
 func hostIdentity() ([16]byte, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 //go:embed kernels/p2p.ptx.gz
 var compressed []byte
 
-// The families of kernels; those that reduce come once for each element.
+// The families of kernels. Families that reduce have one kernel for each element type.
 const (
-	kernelPair   = iota // sums of aligned buffers, of two ranks
-	kernelAdd           // of more ranks
-	kernelTwice         // of more ranks, in two steps
+	kernelPair   = iota // sums of aligned buffers, two ranks
+	kernelAdd           // the same, more ranks
+	kernelTwice         // the same, more ranks, in two steps
 	kernelReduce        // all reductions
-	kernelRing          // all reductions, of any size
+	kernelRing          // all reductions, any size
 	kernelFamilies
 )
 
@@ -41,19 +41,19 @@ type kernelSet struct {
 	move     *function                                // of collectives that only move data, over the tagged wire
 	moveRing *function                                // of the same, over rings
 	leave    *function                                // tells the peers that this rank aborts
-	i8       pieces                                   // allreduces of rounded values
+	i8       pieces                                   // allreduces of values rounded to i8
 	fp8      pieces                                   // allreduces of values rounded to FP8E4M3
-	post     *function                                // of lists
-	receive  *function                                // of lists, which post has sent
+	post     *function                                // writes a list to the peers
+	receive  *function                                // receives lists that post has written
 }
 
 // pieces are the kernels of an allreduce.
 type pieces struct {
-	packed *function // where all pieces begin at packs
-	ragged *function // of any other
+	packed *function // for pieces that all begin at packs
+	ragged *function // for all other pieces
 }
 
-// load looks up all kernels in a module, of which some may start early.
+// load looks up all kernels in a module. early lets some of them start early.
 func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 	found := map[string]*function{}
 	find := func(name string, dependent bool) *function {
@@ -68,7 +68,7 @@ func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 		e := elements[dt]
 		for family, name := range familyNames {
 			if e.exists(family) {
-				// Those for small messages start early.
+				// Kernels for small messages start early.
 				k.byType[family][dt] = find(name+"_"+e.name, family <= kernelAdd)
 			}
 		}

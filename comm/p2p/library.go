@@ -10,9 +10,9 @@ import (
 type library struct {
 	users   int          // communicators; guarded by libraries
 	load    func() error // loads the module once
-	module  *cuda.Module // nil if that failed
-	kernels kernelSet    // start early, where the GPU supports it
-	late    kernelSet    // do not
+	module  *cuda.Module // nil if loading failed
+	kernels kernelSet    // may start early, if the GPU supports it
+	late    kernelSet    // the same kernels, which never start early
 }
 
 // libraries are the libraries of all runtimes that have users.
@@ -21,7 +21,7 @@ var libraries = struct {
 	loaded map[*cuda.Runtime]*library // guarded by the lock, as users of each is
 }{loaded: map[*cuda.Runtime]*library{}}
 
-// openLibrary returns the kernels of a runtime. Each user closes them.
+// openLibrary returns the kernels of a runtime. Each user must close them.
 func openLibrary(rt *cuda.Runtime) (*library, error) {
 	libraries.Lock()
 	l := libraries.loaded[rt]
@@ -49,15 +49,15 @@ func (l *library) loadModule(rt *cuda.Runtime) error {
 	return err
 }
 
-// suited returns the kernels for a GPU that is shared with another rank or not.
+// suited returns the kernels for a GPU, which may be shared with another rank.
 func (l *library) suited(shared bool) *kernelSet {
 	if shared {
-		return &l.late // one that starts early would occupy the GPU that the other rank needs
+		return &l.late // a kernel that starts early would occupy the GPU that the other rank needs
 	}
 	return &l.kernels
 }
 
-// close unloads the kernels when their last user closes them.
+// close unloads the kernels after their last user has closed them.
 func (l *library) close(rt *cuda.Runtime) error {
 	libraries.Lock()
 	defer libraries.Unlock()

@@ -21,7 +21,7 @@ const (
 	lengthBytes    = 16 // in front of a list
 )
 
-// maxSharedBytes bounds the memory that lists of a rank take.
+// maxSharedBytes bounds the memory of a rank's lists.
 const maxSharedBytes = 1 << 30
 
 // listHead is the kernels' struct shared_lists.
@@ -39,7 +39,7 @@ type listHead struct {
 	closed uint32
 }
 
-// newListHead returns the head of a rank without the addresses of memory, and the size of the memory.
+// newListHead returns the head of a rank's lists without the addresses of memory, and the size of the memory.
 func newListHead(rank, ranks, n int) (h listHead, bytes int) {
 	room := ceilDiv(n, 4) * 4
 	h = listHead{
@@ -55,7 +55,7 @@ func newListHead(rank, ranks, n int) (h listHead, bytes int) {
 	return h, sharedHead + ranks*(wires+list)
 }
 
-// lists returns where lists of n entries are in memory.
+// lists returns the lists in memory, with room for n entries each.
 func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 	room := uintptr(h.room)
 	start := memory + sharedHead + 16*uintptr(h.ranks)*room
@@ -98,7 +98,7 @@ func (c *Comm) ShareLists(ctx context.Context, n int) (backend.SharedLists, erro
 	return l, nil
 }
 
-// attach makes the memory of this rank and maps all others'.
+// attach allocates the memory of this rank and maps the memory of all others.
 func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
 	c := l.c
 	b, err := newBootstrap(c.Communicator, c.rt)
@@ -109,7 +109,7 @@ func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
 	head, bytes := newListHead(c.Rank(), c.WorldSize(), n)
 	memory, err := c.allocateLists(bytes)
 	l.memory[c.Rank()] = memory
-	// The sizes stand for the number of entries, which ranks compare so.
+	// Ranks compare the number of entries by these sizes.
 	h := hello{sizes: sizes{words: bytes}}
 	_, agreed, err := b.attachAll(ctx, h, memory, err, func(peer int, m *cuda.SharedMemory) {
 		l.memory[peer] = m
@@ -128,7 +128,7 @@ func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
 		c.rt.Synchronize(ctx)))
 }
 
-// allocateLists makes the memory for lists.
+// allocateLists allocates the memory for lists.
 func (c *Comm) allocateLists(bytes int) (*cuda.SharedMemory, error) {
 	if bytes > maxSharedBytes {
 		return nil, fmt.Errorf("p2p: %w: %d bytes for lists of %d ranks", comm.ErrUnsupported, bytes, c.WorldSize())
@@ -153,8 +153,8 @@ func (l *sharedLists) Gather(list kernel.Entries) error {
 	return nil
 }
 
-// submit launches the kernel that receives the peers' lists, behind one that writes this rank's to them unless the
-// kernel that made it did.
+// submit launches the kernel that receives the peers' lists. Before it, a kernel writes this rank's list to the peers,
+// unless the kernel that made the list did so.
 func (l *sharedLists) submit(list kernel.Entries) error {
 	c := l.c
 	c.entered.Add(1)
@@ -175,8 +175,7 @@ func (l *sharedLists) submit(list kernel.Entries) error {
 	return nil
 }
 
-// check checks that a list is this rank's, or its beginning: beyond it are places of other ranks, in their
-// memory.
+// check checks that a list is this rank's, or a prefix of it: the memory after it holds the lists of other ranks.
 func (l *sharedLists) check(list kernel.Entries) error {
 	if l.lists == nil {
 		return comm.ErrClosed
@@ -185,7 +184,7 @@ func (l *sharedLists) check(list kernel.Entries) error {
 	if list.N < 0 || list.N > local.N {
 		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, list.N, local.N)
 	}
-	whole := list // with all that it may leave out
+	whole := list // with the entries that the kernel may drop
 	whole.N = local.N
 	if whole.Len == 0 {
 		whole.Len = local.Len
@@ -199,7 +198,7 @@ func (l *sharedLists) check(list kernel.Entries) error {
 	return nil
 }
 
-// list plans a kernel that works on lists in memory, with room for as many entries as the one given.
+// list plans a kernel for lists in memory with as much room as the given list.
 func (p *planner) list(k *function, memory uintptr, list kernel.Entries) plan {
 	packs := packsOf(8*list.N) * (p.ranks - 1)
 	blocks := min(ceilDiv(packs, 2*maxWidth), p.ringBlocks, p.resident(maxWidth))
@@ -240,10 +239,10 @@ func (l *sharedLists) Close() error {
 	return errors.Join(errs...)
 }
 
-// drained reports whether no kernel of this rank is in flight. It is an error that this cannot be
-// known any more: the communicator was closed in vain, and the base has taken the stream.
+// drained reports whether no kernel of this rank is in flight. It returns an error if that cannot be known any more:
+// the communicator was closed without draining, and the base has closed the stream.
 func (c *Comm) drained() (bool, error) {
-	if !c.streamUse.TryRLock() { // Close drains
+	if !c.streamUse.TryRLock() { // Close is draining
 		return false, nil
 	}
 	defer c.streamUse.RUnlock()

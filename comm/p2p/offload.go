@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// offloadRow says up to which message size calls run over peer memory: bytes of the larger buffer of a rank.
+// offloadRow gives the message sizes up to which calls run over peer memory, in bytes of the larger buffer of a rank.
 // Larger calls go to the base.
 type offloadRow struct {
 	link    link.Kind // the slowest one between two of the ranks
@@ -20,40 +20,40 @@ type offloadRow struct {
 	general int       // other reductions, reduce-scatters, and collectives that only move data
 }
 
-// unlimited is the size of a row from which nothing goes to the base.
+// unlimited is the limit of a row that leaves nothing to the base.
 const unlimited = math.MaxInt
 
-// offloadRows are ordered by ranks for each link. The figures are microseconds in CUDA graphs, p2p beside NCCL 2.28.3,
-// from lab/results/gpu and its history. Sizes that nobody measured are small ones, whose time is latency:
-// there one step of peer memory took a third to a half of NCCL's time wherever both were measured.
+// offloadRows are ordered by ranks for each link. The figures are microseconds in CUDA graphs, p2p against NCCL
+// 2.28.3, from lab/results/gpu and its history. Limits that nobody measured are small, where latency dominates:
+// wherever both were measured, one step over peer memory took a third to a half of NCCL's time.
 var offloadRows = []offloadRow{
-	// Ranks that share a GPU. Not measured side by side: between them NCCL has sockets only, 42,864 for 128 MiB
-	// (2026-11-22), where the kernel that rounds 100 MiB took 413 on one H200 (2026-11-29).
+	// Ranks that share a GPU. Not measured side by side: NCCL uses sockets there and took 42,864 for 128 MiB
+	// (2026-11-22). The kernel for rounded values took 413 for 100 MiB on one H200 (2026-11-29).
 	{link.SameGPU, maxRanks, unlimited, unlimited, unlimited},
 
-	// Two H200s, 2026-11-22: 1.68 beside 5.92 at 256 bytes, 14.4 beside 32.1 at 4 MiB, 3040 beside 3300 at 1 GiB. The
-	// measurement that New made then left nothing to NCCL, of any kind of operation (commit a5e8bc5).
-	// It did not know types of one byte yet: these stay as long as they go in one step.
+	// Two H200s, 2026-11-22: 1.68 against 5.92 at 256 bytes, 14.4 against 32.1 at 4 MiB, 3040 against 3300 at 1 GiB.
+	// The measurement that New made at that time left no operation to NCCL (commit a5e8bc5). One-byte types came
+	// later: their limit is the largest size in one step.
 	{link.NVLink, 2, unlimited, 1 << 20, unlimited},
 
-	// Four H200s, 2026-11-22: 5.01 beside 11.0 at 256 KiB, 21.8 beside 38.9 at 4 MiB, 40.8 beside 52 at 8 MiB; from
-	// 16 MiB on New left all to NCCL. Not measured: three ranks, which send less, and other operations, which have
-	// the bound of one step.
+	// Four H200s, 2026-11-22: 5.01 against 11.0 at 256 KiB, 21.8 against 38.9 at 4 MiB, 40.8 against 52 at 8 MiB; from
+	// 16 MiB on New left everything to NCCL. Not measured: three ranks, which send less, and other operations, which
+	// are limited to one step.
 	{link.NVLink, 4, 8 << 20, 256 << 10, 256 << 10},
 
-	// Not measured. At 1 MiB the rate of NVLink and the latency of two steps give 11 to 12, where NCCL took 16.6 on
-	// four GPUs. Other operations have the bound of one step.
+	// Not measured. At 1 MiB the bandwidth of NVLink and the latency of two steps predict 11 to 12; NCCL took 16.6 on
+	// four GPUs. Other operations are limited to one step.
 	{link.NVLink, maxRanks, 1 << 20, 96 << 10, 96 << 10},
 
-	// Not measured. Through memory of the host, for which words cross PCIe twice, two H200s took 4.9 beside 9.9 at
-	// 1 KiB and 18.5 beside 10.6 at 8 KiB (2026-11-28).
+	// Not measured. Through host memory, where words cross PCIe twice, two H200s took 4.9 against 9.9 at 1 KiB, and
+	// 18.5 against 10.6 at 8 KiB (2026-11-28).
 	{link.PCIe, maxRanks, 1 << 10, 1 << 10, 1 << 10},
 
-	// A link that is not known is taken for PCIe.
+	// An unknown link counts as PCIe.
 	{link.Unknown, maxRanks, 1 << 10, 1 << 10, 1 << 10},
 }
 
-// rowFor returns the row of a world. One rank alone has none: its base copies.
+// rowFor returns the row of a world. A single rank has none: its base copies.
 func rowFor(kind link.Kind, ranks int) offloadRow {
 	if ranks == 1 {
 		return offloadRow{}
@@ -66,7 +66,7 @@ func rowFor(kind link.Kind, ranks int) offloadRow {
 	return offloadRow{}
 }
 
-// class is a kind of operation that has a limit.
+// class is a kind of operation with its own limit.
 type class uint8
 
 const (
@@ -103,7 +103,7 @@ func classOf(x *comm.Call) (class, bool) {
 	return 0, false
 }
 
-// allReductions returns the set of all that are defined.
+// allReductions returns the set of all defined reductions.
 func allReductions() (s reductionSet) {
 	for _, dt := range dtype.All() {
 		for _, op := range reductions.All() {
@@ -115,9 +115,9 @@ func allReductions() (s reductionSet) {
 	return s
 }
 
-// offloadTable says which calls a communicator runs itself and does not pass to its base: those up to a
-// limit, and reductions that the base lacks. It is the same on all ranks: it follows from the number of
-// ranks, the slowest link that any rank sees, and what the base of any rank lacks.
+// offloadTable says which calls a communicator runs itself instead of passing them to its base: calls up to a limit,
+// and reductions that the base lacks. It is the same on all ranks, because it follows from the number of ranks, the
+// slowest link that any rank sees, and the reductions that the base of any rank lacks.
 type offloadTable struct {
 	limit [classes]int // bytes of a piece
 	lacks reductionSet // of the base of any rank
@@ -141,7 +141,7 @@ func (s *reductionSet) union(set reductionSet) {
 	}
 }
 
-// tableOf makes the table from what all ranks have told: what their bases lack, and their links.
+// tableOf makes the table from the hellos of all ranks: the reductions that their bases lack, and their links.
 func tableOf(bases, links []hello) offloadTable {
 	var lacks reductionSet
 	for _, h := range bases {
@@ -177,7 +177,7 @@ func piece(bytes, ranks int) int {
 	return bytes / ranks
 }
 
-// fixed reports whether the base gets no reduction.
+// fixed reports whether the base gets no reductions.
 func (t *offloadTable) fixed() bool {
 	return t.lacks == allReductions()
 }
@@ -195,9 +195,9 @@ func (t *offloadTable) has(x *comm.Call) bool {
 	return t.lacked(x)
 }
 
-// HandOver returns the size in bytes above which calls of an operation go to the base: 0
-// if all do, [math.MaxInt] if none does. The size is the size of a piece (see [comm.Call]), and
-// the same on all ranks. dt and reduce matter for reductions only.
+// HandOver returns the size in bytes above which calls of an operation go to the base: 0 if all do, [math.MaxInt] if
+// none do. The size is the size of a piece (see [comm.Call]), and is the same on all ranks. dt and reduce matter for
+// reductions only.
 func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 	x := comm.Call{
 		Op:     op,
@@ -213,8 +213,8 @@ func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 	return 0
 }
 
-// lackedBy asks the base which reductions it lacks, by calls without elements. All ranks make all of these calls, also
-// after an error: a base may compare them.
+// lackedBy finds the reductions that the base lacks, by calls without elements. All ranks make all of these calls,
+// also after an error, because a base may compare them.
 func lackedBy(base comm.Communicator) (lacks reductionSet, first error) {
 	for _, dt := range dtype.All() {
 		for _, op := range reductions.All() {

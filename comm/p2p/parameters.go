@@ -18,13 +18,13 @@ const (
 	headBytes = 512 << 10 // the state and the flags
 )
 
-// Constants of the kernels that sum rounded values.
+// Constants of the kernels for rounded values.
 const (
 	tileValues    = 512 // float32 values of a tile
-	tileBytes     = 528 // of a tile as it travels
+	tileBytes     = 528 // of a tile on the wire
 	roundedSlots  = 3
 	slotAlignment = 128
-	roundedWidth  = 320 // measured: threads of a block, at most
+	roundedWidth  = 320 // measured: maximum threads of a block
 )
 
 // layout is the kernels' struct layout: the offsets and the sizes of the parts of a rank's scratch memory, in
@@ -44,15 +44,15 @@ type layout struct {
 type worldParameters struct {
 	rank    uint32           // of this process
 	ranks   uint32           // of the communicator
-	scratch [maxRanks]uint64 // addresses of the ranks' scratch memory, as this one reaches it
+	scratch [maxRanks]uint64 // addresses of the ranks' scratch memory, as mapped on this one
 	host    uint64           // address of the watch
-	places  layout           // the parts of each
+	places  layout           // the parts of each scratch memory
 }
 
 // callParameters is the kernels' struct call.
 type callParameters struct {
-	send       uint64  // address; 0 if the rank gives nothing
-	recv       uint64  // address; 0 if it gets nothing
+	send       uint64  // address; 0 if the rank sends nothing
+	recv       uint64  // address; 0 if it receives nothing
 	bytes      uint64  // of a piece
 	total      uint64  // of all pieces
 	sendStride uint64  // bytes from one piece to the next; 0: all ranks get the same piece
@@ -68,7 +68,7 @@ type callParameters struct {
 	gradType   uint32  // of the gradient that is added to rounded values first; gradNone without one
 	grad       uint64  // its address
 	gradFactor uint64  // address of its factor; 0 means 1
-	lost       uint64  // where what rounding loses goes; 0: nowhere
+	lost       uint64  // address for the rounding errors; 0 discards them
 }
 
 // launchParameters is the kernels' struct launch.
@@ -79,14 +79,14 @@ type launchParameters struct {
 
 // watch is the kernels' struct watch: words in host memory that kernels and host share.
 type watch struct {
-	abort     uint32 // how many hosts' waits ask kernels to abort; 0: none
-	told      uint32 // not 0: kernels have aborted, and told those of the peers
+	abort     uint32 // number of host waits that ask kernels to abort
+	told      uint32 // not 0: kernels have aborted, and told the peers' kernels
 	limit     int64  // nanoseconds that a kernel waits for a peer
-	rank      uint32 // that has aborted; valid like all that follows once told is not 0
-	peer      uint32 // which was waited for
+	rank      uint32 // the rank that aborted; valid, like all fields after it, if told is not 0
+	peer      uint32 // the peer that it waited for
 	operation uint32 // a comm.Op
-	reason    uint32 // a reason, or what a peer told: its rank + 1, and in the low 8 bits the rank it waited for + 1
-	epoch     uint64 // the number of that operation
+	reason    uint32 // a reason, or a peer's report: its rank + 1, and in the low 8 bits the rank it waited for + 1
+	epoch     uint64 // number of that operation
 }
 
 // Reasons why a rank aborts.
@@ -103,7 +103,7 @@ const (
 	gradBF16
 )
 
-// gradTypeOf returns the kernels' number of a gradient's type, gradNone if they lack it.
+// gradTypeOf returns the kernels' number of a gradient's type, or gradNone if they do not support it.
 func gradTypeOf(dt dtype.DType) uint32 {
 	switch dt {
 	case dtype.F32:

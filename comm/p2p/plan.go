@@ -8,20 +8,20 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// plan is the launch of one operation. It depends on the operation's arguments alone, so
-// that all ranks launch the same.
+// plan is the launch of one operation. It depends only on the operation's arguments, so that all ranks launch the
+// same.
 type plan struct {
 	kernel *function      // nil if nothing is launched
 	blocks int            // of the grid
 	width  int            // threads of a block
-	call   callParameters // what the kernel is told
+	call   callParameters // the kernel's parameters
 }
 
 // planner makes plans for a world.
 type planner struct {
 	sizes
 	ranks           int       // of the communicator
-	multiprocessors int       // that each rank has to itself, at least; 0: enough for all blocks
+	multiprocessors int       // minimum that each rank has to itself; 0: enough for all blocks
 	kernels         kernelSet // loaded when the endpoint is opened
 }
 
@@ -52,7 +52,7 @@ func (p *planner) allReduce(x *comm.Call) plan {
 	}
 	c.reduction = reductionOf(x.DType, x.Reduce)
 	if p.ranks == 1 && x.DType != dtype.Bool {
-		return p.move(c) // bit by bit
+		return p.move(c) // as plain bits
 	}
 	if p.ranks == 1 || bytes <= p.oneStep && p.fits(x.DType, packs) {
 		return p.reduce(x, packs, c)
@@ -113,7 +113,7 @@ func (p *planner) barrier() plan {
 	return p.move(callParameters{root: noRank, keeper: noRank, operation: uint32(comm.OpBarrier)})
 }
 
-// parametersOf are those of a call with one piece.
+// parametersOf returns the parameters of a call with one piece.
 func parametersOf(x *comm.Call, op comm.Op) callParameters {
 	bytes := uint64(x.Bytes())
 	return callParameters{
@@ -127,7 +127,7 @@ func parametersOf(x *comm.Call, op comm.Op) callParameters {
 	}
 }
 
-// fits reports whether pieces of so many packs find room in a place of the wire of a type.
+// fits reports whether pieces with this number of packs fit a place of the wire of a type.
 func (p *planner) fits(dt dtype.DType, packs int) bool {
 	if elements[dt].words {
 		return (p.ranks-1)*packs*packBytes <= p.words
@@ -147,7 +147,7 @@ func (p *planner) reduce(x *comm.Call, packs int, c callParameters) plan {
 	return p.oneRound(p.kernels.byType[family][x.DType], packs, c)
 }
 
-// move plans an operation that only moves data.
+// move plans an operation that does not compute.
 func (p *planner) move(c callParameters) plan {
 	packs := packsOf(int(c.bytes))
 	if (p.ranks-1)*(packs+1)*2*packBytes <= p.tagged {
@@ -156,7 +156,7 @@ func (p *planner) move(c callParameters) plan {
 	return p.inRings(p.kernels.moveRing, packs, c)
 }
 
-// oneRound is a plan in which each thread has few packs of a piece.
+// oneRound is a plan in which each thread handles a few packs of a piece.
 func (p *planner) oneRound(k *function, packs int, c callParameters) plan {
 	blocks, width := geometry(packs)
 	return plan{kernel: k, blocks: min(blocks, p.resident(width)), width: width, call: c.checked()}
@@ -174,8 +174,7 @@ func (p *planner) inRings(k *function, packs int, c callParameters) plan {
 	}
 }
 
-// geometry returns the measured best number of blocks, and of threads in each, for a number
-// of packs.
+// geometry returns the measured best number of blocks, and of threads in each, for a number of packs.
 func geometry(packs int) (blocks, width int) {
 	switch {
 	case packs <= 64:
@@ -194,13 +193,13 @@ func geometry(packs int) (blocks, width int) {
 	return 128, maxWidth
 }
 
-// spareMultiprocessors are those that a kernel leaves to others. Where ranks use two communicators in
-// opposite order, the kernel of each GPU waits for one that finds room there only.
+// spareMultiprocessors are left to other kernels. If ranks use two communicators in opposite order, the kernel on each
+// GPU waits for one that only finds room on these.
 const spareMultiprocessors = 4
 
-// resident is how many blocks of so many threads find room at once on every rank's GPU, beside those of
-// another kernel. Blocks of different ranks wait for each other. Each kernel has at most 128 registers, so
-// that a multiprocessor has room for maxWidth threads.
+// resident returns the number of blocks with this many threads that fit on every rank's GPU at once, next to the
+// blocks of another kernel. Blocks of different ranks wait for each other. Kernels use at most 128 registers, so a
+// multiprocessor has room for maxWidth threads.
 func (p *planner) resident(width int) int {
 	if p.multiprocessors == 0 {
 		return p.blocks
@@ -228,7 +227,7 @@ func (c callParameters) checked() callParameters {
 	return c
 }
 
-// rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it.
+// rounded plans an allreduce of float32 values encoded by a codec, if there is a kernel for it.
 func (p *planner) rounded(src kernel.Source, sum uintptr, codec kernel.Codec, op comm.ReduceOp) (l plan, ok bool) {
 	var kernels pieces
 	switch codec {
@@ -257,8 +256,8 @@ func (p *planner) rounded(src kernel.Source, sum uintptr, codec kernel.Codec, op
 		c.factor = 1 / float32(p.ranks)
 	}
 	tiles := ceilDiv(share, tileValues)
-	blocks := min(ceilDiv(tiles, 8), 2*p.resident(maxWidth), p.blocks) // two of a multiprocessor
-	// A warp has four tiles in a round, or as many as its block has room for.
+	blocks := min(ceilDiv(tiles, 8), 2*p.resident(maxWidth), p.blocks) // two on each multiprocessor
+	// A warp has four tiles in a round, or fewer if its block has no room for them.
 	perSlot := min(ceilDiv(tiles, blocks), 4*roundedWidth/lineWidth, p.roundedRoom(blocks))
 	c.tiles = uint32(perSlot)
 	function := kernels.packed
@@ -269,8 +268,8 @@ func (p *planner) rounded(src kernel.Source, sum uintptr, codec kernel.Codec, op
 	return l, perSlot > 0
 }
 
-// roundedParameters are those of an allreduce of rounded values that do not depend on the number of ranks, if
-// there is a kernel for the source.
+// roundedParameters returns the parameters of an allreduce of rounded values that do not depend on the number of
+// ranks, if there is a kernel for the source.
 func roundedParameters(src kernel.Source, sum uintptr) (c callParameters, ok bool) {
 	c = callParameters{
 		send:      uint64(src.X),
@@ -284,7 +283,7 @@ func roundedParameters(src kernel.Source, sum uintptr) (c callParameters, ok boo
 	if src.Take {
 		c.lost = c.send
 	}
-	packed := true // the gradient begins where four of its elements do
+	packed := true // the gradient begins at a multiple of four of its elements
 	if src.Grad != 0 {
 		c.gradType = gradTypeOf(src.DType)
 		if c.gradType == gradNone || src.Keep != 0 {
@@ -301,7 +300,7 @@ func roundedParameters(src kernel.Source, sum uintptr) (c callParameters, ok boo
 	return c, true
 }
 
-// roundedRoom returns how many tiles a slot of one of so many blocks has room for.
+// roundedRoom returns the number of tiles in a slot if there are this many blocks.
 func (p *planner) roundedRoom(blocks int) int {
 	places, _ := p.layout(p.ranks)
 	slots := int(places.lines) * ringSlots * int(places.ringSlot)

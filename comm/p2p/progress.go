@@ -5,9 +5,8 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// Calls of this communicator and of its base share a stream, and are not made under a lock. So
-// a mark in the stream, or an idle stream, tells of the calls that were begun at a time at which
-// no goroutine was in a call.
+// Calls of this communicator and of its base share a stream, and are made without a lock. A mark in the stream, or an
+// idle stream, therefore only covers calls that began while no goroutine was in a call.
 
 // leave ends a call, or several together, and marks the stream now and then.
 func (c *Comm) leave(calls int) {
@@ -22,27 +21,26 @@ func (c *Comm) leave(calls int) {
 	}
 }
 
-// quiet returns the calls that were begun, and whether no goroutine is in a call.
+// quiet returns the calls begun so far, and whether no goroutine is in a call.
 func (c *Comm) quiet() (backend.Extent, bool) {
-	left := c.left.Load() // before, and entered after
+	left := c.left.Load() // read before entered
 	e := c.ledger.Begun()
 	return e, c.entered.Load() == left
 }
 
-// Progress implements [backend.Progresser]. Captured calls count when the stream has
-// come to what was submitted behind them.
+// Progress implements [backend.Progresser]. Captured calls count once the stream has reached later submissions.
 func (a adapter) Progress() backend.Progress {
 	c := a.c
 	c.ledger.Done(c.marks.Reached(c.ledger.Begun, c.idle, c.unharmed))
 	return c.ledger.Progress()
 }
 
-// healthy is implemented by a base that knows whether an abort, here or on another rank,
-// may have ended what its stream has to do. Of any other base nothing is known.
+// healthy is implemented by a base that knows whether an abort, here or on another rank, may have ended work of its
+// stream. Other bases count as healthy.
 type healthy interface{ Healthy() bool }
 
-// unharmed reports whether nothing is known to have ended what the stream has to do. A
-// kernel that aborts says so before the stream goes on, in memory that Release frees.
+// unharmed reports whether no abort is known to have ended work of the stream. A kernel that aborts says so before the
+// stream continues, in memory that Release frees.
 func (c *Comm) unharmed() bool {
 	if !c.open() {
 		return false
@@ -52,17 +50,17 @@ func (c *Comm) unharmed() bool {
 	return !c.end.aborted() && c.life.Broken() == nil && ok && base.Healthy()
 }
 
-// idle returns the calls that were begun, if all are done.
+// idle returns the calls begun so far, if all are complete.
 func (c *Comm) idle() (backend.Extent, bool) {
 	if !c.open() {
 		return backend.Extent{}, false
 	}
 	defer c.streamUse.RUnlock()
 	e, quiet := c.quiet()
-	return e, quiet && c.Stream().Idle() // an earlier stream may be idle, and gone
+	return e, quiet && c.Stream().Idle() // an idle stream may be an earlier one that was closed
 }
 
-// open reports whether Release has freed nothing yet, and does not before streamUse is released.
+// open reports whether Release has not begun to free; it cannot begin before streamUse is released.
 func (c *Comm) open() bool {
 	if !c.streamUse.TryRLock() {
 		return false

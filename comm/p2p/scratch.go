@@ -6,9 +6,9 @@ type sizes struct {
 	tagged     int // bytes of each of the two places of the tagged wire
 	ringBlocks int // of kernels with rings
 	chunk      int // packs of a ring's slot
-	oneStep    int // bytes of the largest allreduce in one step
-	twoSteps   int // bytes of the largest allreduce in two; 0: none
-	blocks     int // of any kernel, at most
+	oneStep    int // bytes of the largest one-step allreduce
+	twoSteps   int // bytes of the largest two-step allreduce; 0: none
+	blocks     int // maximum of any kernel
 }
 
 // defaults returns the sizes for a number of ranks.
@@ -36,7 +36,7 @@ func defaults(ranks int) sizes {
 	return s
 }
 
-// layout places the parts, and returns their total size.
+// layout lays out the parts, and returns their total size.
 func (s sizes) layout(ranks int) (l layout, bytes int) {
 	l.wordsSize = uint64(s.words)
 	l.taggedSize = uint64(s.tagged)

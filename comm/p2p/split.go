@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// split is Split. The base's sub-communicator is decorated like this one, where that is possible.
+// split is Split. It decorates the base's sub-communicator like this one, if that is possible.
 func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	base, err := c.Communicator.Split(ctx, color, key)
 	if base == nil || err != nil {

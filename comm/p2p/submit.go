@@ -36,8 +36,7 @@ func (a adapter) Submit(x comm.Call) error {
 	return nil
 }
 
-// SubmitTogether implements [backend.Backend]. The base gets the group, except for calls that
-// it lacks.
+// SubmitTogether implements [backend.Backend]. The base gets the group, except calls that it lacks.
 func (a adapter) SubmitTogether(calls []comm.Call) error {
 	c := a.c
 	c.entered.Add(1)
@@ -77,8 +76,7 @@ func (c *Comm) group(calls []comm.Call) error {
 	return nil
 }
 
-// submit launches a call's kernel in the base's stream, behind what the base
-// submitted there.
+// submit launches a call's kernel in the base's stream, after the base's submissions.
 func (c *Comm) submit(x *comm.Call) error {
 	if x.Count == 0 {
 		return nil
@@ -93,7 +91,7 @@ func (c *Comm) launch(p plan) error {
 		return nil
 	}
 	var refused *cuda.Error
-	if errors.As(err, &refused) && refused.InCapture() { // the caller's mistake, the ranks are in step
+	if errors.As(err, &refused) && refused.InCapture() { // the caller's mistake; the ranks are in step
 		return fmt.Errorf("%w: %w", comm.ErrArgument, err)
 	}
 	return err

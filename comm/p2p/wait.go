@@ -53,13 +53,13 @@ func (c *Comm) waitForSplit(ctx context.Context, w comm.Wait) (comm.Communicator
 	}
 	progress := c.ledger.Progress()
 	if submitted.Collectives+submitted.Messages <= progress.Collectives.Done+progress.Messages.Done+1 {
-		c.ledger.Done(submitted) // nothing but the split was in flight
+		c.ledger.Done(submitted) // only the split was in flight
 	}
 	return child, nil
 }
 
-// sync is Sync, and what Close drains with. When ctx ends it, kernels that wait for peers
-// abort, and the error names the peer.
+// sync is Sync, and the drain of Close. When ctx ends the wait, kernels that wait for peers abort, and the error names
+// the peer.
 func (c *Comm) sync(ctx context.Context) error {
 	stopped := c.end.stopWith(ctx)
 	err := c.Communicator.Sync(ctx)
@@ -71,11 +71,11 @@ func (c *Comm) sync(ctx context.Context) error {
 	if fault != nil {
 		return fault
 	}
-	if c.end.isShut() { // and nothing is known of kernels
+	if c.end.isShut() { // the state of kernels is unknown
 		return c.life.Err()
 	}
 	var named *comm.OpError
-	if errors.As(err, &named) { // it is this communicator's
+	if errors.As(err, &named) { // the error belongs to this communicator
 		return named.Err
 	}
 	return err
@@ -86,15 +86,15 @@ func (c *Comm) SyncCommStream() error {
 	return c.Sync(context.Background())
 }
 
-// Abort implements [backend.Backend]. Kernels tell those of the other ranks, and the base tells
-// their hosts the cause, if it can.
+// Abort implements [backend.Backend]. Kernels tell the kernels of other ranks, and the base tells their hosts the
+// cause, if it can.
 func (a adapter) Abort(ctx context.Context, cause error) {
 	end := a.c.end
 	stream := a.c.Stream()
 	end.stopWaiting()
 	notice, cancel := context.WithTimeout(ctx, noticeTime)
 	defer cancel()
-	told := end.leave(notice, stream) // before the base aborts, if it has nothing in flight
+	told := end.leave(notice, stream) // before the base aborts, if the base has nothing in flight
 	a.c.Communicator.Abort(cause)
 	if !told {
 		end.leave(ctx, stream)
