@@ -143,7 +143,7 @@ func (n *native) awaitService() {
 	case n.midway:
 		services.await(unmapTime)
 	default:
-		services.await(backend.DeviceTimeout) // they end within milliseconds, or when another rank closes, which may drain for this long
+		services.await(backend.DeviceTimeout) // they end within milliseconds, or after another rank's drain
 	}
 }
 

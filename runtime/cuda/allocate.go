@@ -13,34 +13,29 @@ import (
 	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
-// The pool is ordered by the compute stream. A block that is freed while a
-// kernel still uses it is handed out to work that the stream runs later, so no
-// wait is needed. Before memory that another stream uses is freed, the compute
-// stream must wait for that stream.
+// The compute stream orders the pool. A block that is freed while a kernel still uses it is handed out to work that
+// the stream runs later, so no wait is needed. Before memory that another stream uses is freed, the compute stream
+// must wait for that stream.
 
-// slabBytes is the size of the mappings that blocks up to 2 MiB are cut from.
-// GPU memory comes in pages of 2 MiB, so a mapping for each small block would
-// waste most of it.
+// slabBytes is the size of the mappings from which blocks up to 2 MiB are cut. GPU memory comes in pages of 2 MiB, so
+// a mapping for each small block would waste most of it.
 const slabBytes = 16 << 20
 
-// Allocate implements [runtime.Runtime]. If the GPU has no memory left, Allocate
-// returns the cache to the driver and tries again, first its own, then those of
-// its forks or its parent. It waits at most 5 s for the work of their
-// streams; if that does not end, the error says so. Other goroutines do not
-// wait meanwhile.
+// Allocate implements [runtime.Runtime]. If the GPU has no memory left, Allocate returns cached memory to the driver
+// and retries: first this runtime's, then that of its forks or its parent. It waits at most 5 s for the work of their
+// streams; if that does not end, the error says so. Other goroutines do not wait in the meantime.
 func (r *Runtime) Allocate(bytes int) (uintptr, error) {
 	return r.allocate(r.pool.Allocate, bytes)
 }
 
-// AllocateMapping is Allocate for memory with a mapping to itself, whose size is
-// bytes rounded up to pages of 2 MiB. Libraries that map memory of one GPU into
-// the others, such as NCCL for symmetric windows, need that.
+// AllocateMapping is Allocate for memory with its own mapping, whose size is bytes rounded up to pages of 2 MiB.
+// Libraries that map memory of one GPU into the others, such as NCCL for symmetric windows, need that.
 func (r *Runtime) AllocateMapping(bytes int) (uintptr, error) {
 	return r.allocate(r.pool.AllocateMapping, bytes)
 }
 
-// allocate takes memory of the pool, which has tried again with its own cache given
-// back when it reports that there is none.
+// allocate allocates from the pool. When the pool reports that no memory is left, it has already retried without its
+// own cache.
 func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (uintptr, error) {
 	if err := r.usable(); err != nil {
 		return 0, err
@@ -51,7 +46,7 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 		kept := error(nil)
 		for _, o := range r.relatives() {
 			n, e := o.pool.Trim()
-			if !errors.Is(e, runtime.ErrClosed) { // meanwhile
+			if !errors.Is(e, runtime.ErrClosed) { // closed in the meantime
 				kept = errors.Join(kept, e)
 			}
 			released += n
@@ -81,8 +76,8 @@ func (r *Runtime) ReleaseMapping(ptr uintptr) error {
 	return r.pool.Release(ptr)
 }
 
-// explain replaces an error of the pool, which takes everything that the driver
-// refuses for a lack of memory, if the device broke or the runtime was closed.
+// explain replaces an error of the pool if the device broke or the runtime was closed. The pool reports every refusal
+// of the driver as a lack of memory.
 func (r *Runtime) explain(err error) error {
 	if err == nil {
 		return nil
@@ -106,15 +101,15 @@ func (r *Runtime) Stats() runtime.Stats {
 	return r.pool.Stats()
 }
 
-// allocationProp is CUmemAllocationProp: which memory cuMemCreate makes.
+// allocationProp is CUmemAllocationProp: the kind of memory that cuMemCreate makes.
 type allocationProp struct {
 	kind         uint32   // CU_MEM_ALLOCATION_TYPE_PINNED
-	handleTypes  uint32   // how it may be shared with other processes
+	handleTypes  uint32   // ways to share it with other processes
 	locationKind uint32   // CU_MEM_LOCATION_TYPE_DEVICE
 	locationID   int32    // ordinal of the GPU
 	_            uintptr  // Windows security attributes
 	_            uint8    // compression
-	rdma         uint8    // may be read by network cards
+	rdma         uint8    // 1 lets network cards read it
 	_            uint16   // usage
 	_            [4]uint8 // reserved
 }
@@ -136,12 +131,11 @@ const (
 	maxGranularityKnown = pool.Granule
 )
 
-// deviceMemory is the pool's source: the driver's virtual memory management.
-// Unlike cuMemAlloc it lets communication libraries map a block into the other
-// GPUs (NCCL's symmetric windows need that).
+// deviceMemory is the pool's source: the driver's virtual memory management. Unlike memory of cuMemAlloc,
+// communication libraries can map its blocks into the other GPUs (NCCL's symmetric windows need that).
 // https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
 type deviceMemory struct {
-	rt *Runtime // whose pool it is; never changed
+	rt *Runtime // owner of the pool; never changed
 }
 
 // Map implements [pool.System].
@@ -154,7 +148,7 @@ func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {
 	return m.mapHandle(handle, bytes)
 }
 
-// mapHandle maps physical memory, which it takes over, for this GPU.
+// mapHandle maps physical memory for this GPU, and takes ownership of it.
 func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error) {
 	r := m.rt
 	size := uintptr(bytes)
@@ -187,9 +181,8 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 	return mapping, nil
 }
 
-// Unmap implements [pool.System]. The driver does not wait for work that uses
-// the memory, which would fault; see Fence. On a broken device nothing runs any
-// more, and Unmap frees as much as the driver permits.
+// Unmap implements [pool.System]. The driver does not wait for work that uses the memory, which would fault; see
+// Fence. Nothing runs on a broken device, and there Unmap frees as much as the driver permits.
 func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 	r := m.rt
 	r.drv.unmapping.Lock()
@@ -203,27 +196,26 @@ func (m deviceMemory) Unmap(mapping pool.Mapping) error {
 		r.free(r.drv.sym.MemAddressFree, mapping.Addr, size))
 }
 
-// Unmapping runs f, a call of a library that unmaps GPU memory, while no runtime of this process and no other f
-// unmaps any: the driver (580) crashes if two threads unmap the same memory at once. f must not wait for other
-// threads that may call Unmapping, nor for kernels that wait for such threads.
+// Unmapping runs f, a library call that unmaps GPU memory, while no runtime of this process and no other f unmaps any:
+// driver 580 crashes if two threads unmap the same memory at once. f must not wait for other threads that may call
+// Unmapping, nor for kernels that wait for such threads.
 func (r *Runtime) Unmapping(f func() error) error {
 	r.drv.unmapping.Lock()
 	defer r.drv.unmapping.Unlock()
 	return f()
 }
 
-// Fence implements [pool.System]. By the order that the pool relies on, only work
-// before the fence on the compute stream uses freed memory. Fence waits for this
-// runtime's other streams as well: a wrong order there would otherwise become a
-// fault that breaks the GPU. It does not wait for streams of others, whose work
-// may never end, or may wait for this call.
+// Fence implements [pool.System]. By the order that the pool relies on, only work before the fence on the compute
+// stream uses freed memory. Fence also waits for this runtime's other streams, because an ordering mistake would
+// otherwise cause a fault that breaks the GPU. It does not wait for streams of others, whose work may never end, or
+// may wait for this call.
 func (m deviceMemory) Fence() (wait func() error) {
 	r := m.rt
 	events, err := r.markStreams()
 	return func() error {
 		defer func() {
 			for _, e := range events {
-				_ = e.Close() // fails where the device is broken
+				_ = e.Close() // fails on a broken device
 			}
 		}()
 		ctx, cancel := context.WithTimeoutCause(context.Background(), r.flushTime,
@@ -238,8 +230,8 @@ func (m deviceMemory) Fence() (wait func() error) {
 	}
 }
 
-// markStreams records an event in each of this runtime's streams. Events can be
-// asked whether they are done also while somebody begins to capture the stream.
+// markStreams records an event in each of this runtime's streams. Unlike streams, events can be queried while somebody
+// begins to capture the stream.
 func (r *Runtime) markStreams() (events []*Event, err error) {
 	streams := r.owned.with(r.drv.sym.StreamDestroy)
 	if compute := r.compute.handle; !slices.Contains(streams, compute) {
@@ -260,13 +252,13 @@ func (r *Runtime) markStreams() (events []*Event, err error) {
 	return events, nil
 }
 
-// recordIn records an event in a stream, unless that was destroyed. The call waits for room in the
-// stream, if it is full, and nothing else waits for that.
+// recordIn records an event in a stream, unless the stream was destroyed. If the stream is full, the call waits for
+// room, and holds no lock that others need.
 func (r *Runtime) recordIn(stream uintptr, e *Event) error {
 	if stream == r.compute.handle {
 		return r.RecordEvent(e.handle, stream)
 	}
-	if !r.gate.enter() { // Close destroys streams once it is empty
+	if !r.gate.enter() { // Close destroys streams once the gate is empty
 		return r.usable()
 	}
 	defer r.gate.leave()
@@ -280,7 +272,7 @@ func (r *Runtime) recordIn(stream uintptr, e *Event) error {
 	return err
 }
 
-// prepareMemory learns what deviceMemory needs to know of the device.
+// prepareMemory queries the device properties that deviceMemory needs.
 func (r *Runtime) prepareMemory() error {
 	r.memory = &allocationProp{
 		kind:         allocationPinned,

@@ -8,13 +8,11 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// do makes a driver call that submits something to a stream, with the runtime's context current.
+// do makes a driver call that submits work to a stream, with the runtime's context current.
 //
-// Contexts are current per OS thread and goroutines move between threads, so
-// the goroutine is locked to its thread for the call. A context of somebody
-// else that is current there (a framework's, whose goroutine holds the thread)
-// is put back afterwards; on a thread that had none, ours stays, which makes
-// the next call cheaper.
+// Contexts are current per OS thread and goroutines move between threads, so the goroutine is locked to its thread for
+// the call. If another context is current there (a framework's, whose goroutine holds the thread), it is restored
+// afterwards. On a thread without one, the runtime's context stays current, which makes the next call cheaper.
 func (r *Runtime) do(fn dl.Func, args ...uintptr) error {
 	previous, err := r.enter()
 	if err != nil {
@@ -56,10 +54,9 @@ func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 	return uintptr(value), err
 }
 
-// Current runs f, which calls libraries on top of CUDA, with the runtime's context
-// current and the goroutine locked to its thread, and then restores the context
-// that was current before. Close waits for f. Calls of this runtime that f
-// makes after Close has begun fail with [runtime.ErrClosed].
+// Current runs f, which calls libraries on top of CUDA, with the runtime's context current and the goroutine locked to
+// its thread, and then restores the previous context. Close waits for f. Calls of this runtime that f makes after
+// Close has begun fail with [runtime.ErrClosed].
 func (r *Runtime) Current(f func() error) error {
 	previous, err := r.enter()
 	if err != nil {
@@ -69,11 +66,10 @@ func (r *Runtime) Current(f func() error) error {
 	return f()
 }
 
-// CurrentToFree is Current for calls that free objects of libraries on top of
-// CUDA. Such calls end no capture of a framework. It also runs f on a broken
-// device and while Close waits: a library may free the memory of several GPUs
-// together, which needs the broken one too. Close waits for f, and after
-// Close has released the context CurrentToFree does nothing.
+// CurrentToFree is Current for calls that free objects of libraries on top of CUDA. Such calls do not end a
+// framework's capture. It also runs f on a broken device and while Close waits: a library may free the memory of
+// several GPUs together, which needs the broken one too. Close waits for f. After Close has released the context,
+// CurrentToFree does nothing.
 func (r *Runtime) CurrentToFree(f func()) {
 	if !r.frees.enter() {
 		return
@@ -87,9 +83,8 @@ func (r *Runtime) CurrentToFree(f func()) {
 	r.drv.relaxed(f)
 }
 
-// enter begins a call: it keeps Close from taking the context away, locks the
-// goroutine to its thread and makes the context current there. It returns the
-// context to put back, 0 if none.
+// enter begins a call: it keeps Close from releasing the context, locks the goroutine to its thread and makes the
+// context current there. It returns the context to restore, 0 if none.
 func (r *Runtime) enter() (previous uintptr, err error) {
 	if !r.gate.enter() {
 		return 0, r.usable()
@@ -105,7 +100,7 @@ func (r *Runtime) enter() (previous uintptr, err error) {
 	return previous, err
 }
 
-// leave undoes enter.
+// leave reverts enter.
 func (r *Runtime) leave(previous uintptr) {
 	r.putBack(previous)
 	r.gate.leave()
@@ -128,7 +123,7 @@ func (r *Runtime) makeCurrent() (previous uintptr, err error) {
 	return previous, nil
 }
 
-// putBack undoes makeCurrent.
+// putBack reverts makeCurrent.
 func (r *Runtime) putBack(previous uintptr) {
 	if previous != 0 {
 		r.drv.sym.CtxSetCurrent.Int(previous)
@@ -136,10 +131,8 @@ func (r *Runtime) putBack(previous uintptr) {
 	goruntime.UnlockOSThread()
 }
 
-// free makes a call that frees something. Unlike do it also works while
-// Close runs, and it tries on a broken device, where the driver refuses most
-// calls: what matters there is that the device is broken, so a failure is not
-// reported.
+// free makes a call that frees something. Unlike do it also works while Close runs. It also tries on a broken device,
+// where the driver refuses most calls; such a failure is not reported, since the broken device is reported already.
 func (r *Runtime) free(fn dl.Func, args ...uintptr) error {
 	previous, err := r.makeCurrent()
 	if err == nil {
@@ -155,7 +148,7 @@ func (r *Runtime) free(fn dl.Func, args ...uintptr) error {
 	return err
 }
 
-// usable reports why no call can be made any more, nil if one can.
+// usable returns the reason why no call can be made, nil if calls can.
 func (r *Runtime) usable() error {
 	if r.gate.isShut() {
 		return r.errClosed()
@@ -167,7 +160,7 @@ func (r *Runtime) errClosed() error {
 	return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed)
 }
 
-// sound reports the fault that broke the device, nil if there was none.
+// sound returns the fault that broke the device, nil if there was none.
 func (r *Runtime) sound() error {
 	if cause := r.broken.Load(); cause != nil {
 		return fmt.Errorf("cuda:%d: %w: %w", r.index, runtime.ErrBroken, *cause)
@@ -175,14 +168,14 @@ func (r *Runtime) sound() error {
 	return nil
 }
 
-// fail makes the error of a status and remembers a sticky one.
+// fail makes the error of a status and records a sticky one.
 func (r *Runtime) fail(fn dl.Func, status Status) error {
 	err := r.drv.newError(fn, r.index, status)
 	r.note(err)
 	return err
 }
 
-// note remembers the first error after which the context is unusable.
+// note records the first error after which the context is unusable.
 func (r *Runtime) note(err error) {
 	if e, ok := err.(*Error); ok && e.Sticky {
 		r.broken.CompareAndSwap(nil, &err)

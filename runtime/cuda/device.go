@@ -29,21 +29,20 @@ const (
 // DeviceInfo describes one GPU.
 type DeviceInfo struct {
 	Index           int    `json:"index"`           // the ordinal, from 0
-	Name            string `json:"name"`            // the driver's
-	MemoryBytes     int64  `json:"memory_bytes"`    // of all its memory
+	Name            string `json:"name"`            // as the driver reports it
+	MemoryBytes     int64  `json:"memory_bytes"`    // total memory
 	Major           int    `json:"compute_major"`   // compute capability
 	Minor           int    `json:"compute_minor"`   // of the same
 	Multiprocessors int    `json:"multiprocessors"` // number of them
 	PCIBus          string `json:"pci_bus"`         // as in nvidia-smi, such as 0000:1b:00.0
-	// Peers says, for every device, whether this one can read and write its
-	// memory directly; PeerAtomics whether over a link with native atomics
-	// (NVLink). Both are false for the device itself.
+	// Peers says, for every device, whether this one can access its memory directly; PeerAtomics whether the link has
+	// native atomics (NVLink). Both are false for the device itself.
 	Peers       []bool `json:"peers"`
 	PeerAtomics []bool `json:"peer_atomics"`
 }
 
-// Count returns the number of GPUs; the error wraps [runtime.ErrUnavailable]
-// and says what is missing where there is no driver or no GPU.
+// Count returns the number of GPUs. Without a driver or a GPU the error wraps [runtime.ErrUnavailable] and says what
+// is missing.
 func Count() (int, error) {
 	d, err := open()
 	if err != nil {
@@ -149,7 +148,7 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 	return info, nil
 }
 
-// attribute asks for a number that describes a device.
+// attribute queries a number that describes a device.
 func (d *driver) attribute(index int, dev, attribute uintptr) (int, error) {
 	v, err := d.get(index, d.sym.DeviceGetAttribute, attribute, dev)
 	return int(int32(v)), err
@@ -169,7 +168,7 @@ func (d *driver) text(device int, fn dl.Func, dev uintptr) (string, error) {
 	return string(buf), nil
 }
 
-// deviceOf is the runtime.Device of an ordinal.
+// deviceOf returns the runtime.Device of an ordinal.
 func deviceOf(index int) runtime.Device {
 	return runtime.Device{Kind: runtime.CUDA, Index: index}
 }

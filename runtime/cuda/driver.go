@@ -11,13 +11,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// symbols are the functions of libcuda that this package calls, named without
-// their "cu" prefix. The tag is the exported name: the driver keeps old
-// signatures under the old name and adds "_v2" for a new one. Bind sets them once,
-// and nothing changes them after; an optional one that the library lacks stays zero.
+// symbols are the functions of libcuda that this package calls, named without their "cu" prefix. The tag is the
+// exported name: the driver keeps an old signature under the old name and adds "_v2" for a new one. Bind sets them
+// once, and nothing changes them after; an optional function that the library lacks stays zero.
 // https://docs.nvidia.com/cuda/cuda-driver-api/
 type symbols struct {
-	// Of the driver and its devices.
+	// Driver and devices.
 	Init               dl.Func `sym:"cuInit"`
 	DriverGetVersion   dl.Func `sym:"cuDriverGetVersion"`
 	GetErrorName       dl.Func `sym:"cuGetErrorName"`
@@ -30,7 +29,7 @@ type symbols struct {
 	DeviceGetPCIBusID  dl.Func `sym:"cuDeviceGetPCIBusId"`
 	DeviceGetP2P       dl.Func `sym:"cuDeviceGetP2PAttribute"`
 
-	// Of contexts.
+	// Contexts.
 	PrimaryCtxRetain  dl.Func `sym:"cuDevicePrimaryCtxRetain"`
 	PrimaryCtxRelease dl.Func `sym:"cuDevicePrimaryCtxRelease_v2"`
 	CtxGetCurrent     dl.Func `sym:"cuCtxGetCurrent"`
@@ -38,7 +37,7 @@ type symbols struct {
 	CtxGetDevice      dl.Func `sym:"cuCtxGetDevice"`
 	CtxPriorityRange  dl.Func `sym:"cuCtxGetStreamPriorityRange"`
 
-	// Of streams.
+	// Streams.
 	StreamCreate       dl.Func `sym:"cuStreamCreateWithPriority"`
 	StreamDestroy      dl.Func `sym:"cuStreamDestroy_v2"`
 	StreamSynchronize  dl.Func `sym:"cuStreamSynchronize"`
@@ -51,7 +50,7 @@ type symbols struct {
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
 	ThreadExchangeMode dl.Func `sym:"cuThreadExchangeStreamCaptureMode"`
 
-	// Of events.
+	// Events.
 	EventCreate      dl.Func `sym:"cuEventCreate"`
 	EventDestroy     dl.Func `sym:"cuEventDestroy_v2"`
 	EventRecord      dl.Func `sym:"cuEventRecord"`
@@ -59,13 +58,13 @@ type symbols struct {
 	EventSynchronize dl.Func `sym:"cuEventSynchronize"`
 	EventElapsedTime dl.Func `sym:"cuEventElapsedTime"`
 
-	// Of captured graphs.
+	// Captured graphs.
 	GraphInstantiate dl.Func `sym:"cuGraphInstantiateWithFlags"`
 	GraphLaunch      dl.Func `sym:"cuGraphLaunch"`
 	GraphDestroy     dl.Func `sym:"cuGraphDestroy"`
 	GraphExecDestroy dl.Func `sym:"cuGraphExecDestroy"`
 
-	// Of memory.
+	// Memory.
 	MemAddressReserve dl.Func `sym:"cuMemAddressReserve"`
 	MemAddressFree    dl.Func `sym:"cuMemAddressFree"`
 	MemCreate         dl.Func `sym:"cuMemCreate"`
@@ -87,7 +86,7 @@ type symbols struct {
 	MemsetD32         dl.Func `sym:"cuMemsetD32Async"`
 	PointerGetAttr    dl.Func `sym:"cuPointerGetAttribute"`
 
-	// Of modules and kernels.
+	// Modules and kernels.
 	ModuleLoadData dl.Func `sym:"cuModuleLoadData"`
 	ModuleUnload   dl.Func `sym:"cuModuleUnload"`
 	ModuleGetFunc  dl.Func `sym:"cuModuleGetFunction"`
@@ -99,20 +98,19 @@ type symbols struct {
 // instead of the system's.
 const libraryVariable = "TUTTI_CUDA_LIB"
 
-// driver is the opened and initialised driver library.
+// driver is the opened and initialized driver library.
 type driver struct {
 	sym  symbols   // the functions; Found says which the library lacks
 	outs sync.Pool // cells for results of calls
-	// unmapping keeps threads from giving up mappings of the same memory at once, after
-	// which the driver (580 does) frees its own memory twice. It is held from cuMemUnmap to
-	// the last call of a mapping: that less is enough has not been shown. (9,000 pairs of mappings
-	// on one GPU were given up without it, and none failed; the failures were on two.)
+	// unmapping keeps threads from releasing mappings of the same memory at once, after which driver 580 frees its own
+	// memory twice. It is held from cuMemUnmap to the last call of a mapping; holding it for less has not been shown
+	// to be safe. (Without it, 9,000 pairs of mappings on one GPU were released without a failure; the failures were
+	// on two GPUs.)
 	unmapping sync.Mutex
 	orders    orders // locks itself
 }
 
-// open loads libcuda and initialises it, once a process. Every later call
-// returns the same driver or the same error.
+// open loads libcuda and initializes it, once per process. Every later call returns the same driver or the same error.
 var open = sync.OnceValues(func() (*driver, error) {
 	names := []string{"libcuda.so.1", "libcuda.so"}
 	if goruntime.GOOS == "windows" {
@@ -135,7 +133,7 @@ var open = sync.OnceValues(func() (*driver, error) {
 			err = fmt.Errorf("%s: %w", lib.Name(), err)
 		}
 	}
-	// What a driver that is too old answers first is a matter of its age.
+	// The first error of an old driver is due to its age.
 	if v := d.version(); v != 0 && v < oldestDriver {
 		return nil, fmt.Errorf("cuda: %w: %s is a driver for CUDA %s, one for %s or newer is needed",
 			runtime.ErrUnavailable, lib.Name(), versionText(v), versionText(oldestDriver))
@@ -146,12 +144,11 @@ var open = sync.OnceValues(func() (*driver, error) {
 	return d, nil
 })
 
-// oldestDriver is the version (1000 * major + 10 * minor) of the first driver
-// that has all symbols and compiles PTX ISA 7.5, in which the kernels are.
+// oldestDriver is the version (1000 * major + 10 * minor) of the first driver with all symbols and a compiler for PTX
+// ISA 7.5, which the kernels use.
 const oldestDriver = 11050
 
-// version returns the newest CUDA version that the driver supports, 0 if it
-// does not say. It may be asked before cuInit.
+// version returns the newest CUDA version that the driver supports, 0 if unknown. It may be called before cuInit.
 func (d *driver) version() int {
 	out := d.out()
 	defer d.release(out)
@@ -166,11 +163,11 @@ func versionText(v int) string {
 	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 }
 
-// outs are cells that a call stores results in. They come from a pool and so
-// lie on the heap, where the garbage collector does not move them.
+// outs are cells in which a call stores results. They come from a pool, and thus lie on the heap, where the garbage
+// collector does not move them.
 type outs [4]uint64
 
-// addr is the address of cell i.
+// addr returns the address of cell i.
 func (o *outs) addr(i int) uintptr {
 	return hostmem.Addr(o[i:])
 }
@@ -188,10 +185,11 @@ func (d *driver) release(o *outs) {
 // captureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED.
 const captureRelaxed = 2
 
-// relaxed runs f on a thread whose calls disturb no capture. f submits nothing to a stream that captures.
+// relaxed runs f on a thread whose calls disturb no capture. f must not submit to a stream that captures.
 func (d *driver) relaxed(f func()) {
-	// A capture that a framework has begun in the global mode ends at a call that may disturb it, on any thread, unless
-	// the thread says that it is harmless. (The driver, 580, may crash if the framework ends it at the same time.)
+	// A capture that a framework has begun in the global mode ends at any call that may disturb it, on any thread,
+	// unless that thread has declared its calls harmless. (Driver 580 may crash if the framework ends the capture at
+	// the same time.)
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	mode := d.out()
@@ -199,18 +197,18 @@ func (d *driver) relaxed(f func()) {
 	mode[0] = captureRelaxed
 	exchange := d.sym.ThreadExchangeMode
 	exchange.Int(mode.addr(0))
-	defer exchange.Int(mode.addr(0)) // what it was before
+	defer exchange.Int(mode.addr(0)) // the previous mode
 	f()
 }
 
-// manage makes a call that submits nothing: it asks about an object, waits for it, makes or frees one.
+// manage makes a call that submits nothing: it queries an object, waits for it, makes or frees one.
 func (d *driver) manage(fn dl.Func, args ...uintptr) (status Status) {
 	d.relaxed(func() { status = Status(fn.Int(args...)) })
 	return status
 }
 
-// get makes a call that stores one result, and returns it. The result is the
-// first parameter of fn, as it is of most of the driver's getters.
+// get makes a call that stores one result, and returns it. The result is the first parameter of fn, as in most of the
+// driver's getters.
 func (d *driver) get(device int, fn dl.Func, args ...uintptr) (uint64, error) {
 	out := d.out()
 	defer d.release(out)

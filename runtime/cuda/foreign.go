@@ -21,9 +21,8 @@ const (
 	memoryTypeDevice = 2
 )
 
-// WrapTensor makes a tensor of memory on this GPU that somebody else allocated,
-// as [runtime.Wrap] does (release is not called after an error), after asking the
-// driver whether it is that: memory of the host or of another GPU is [runtime.ErrDevice].
+// WrapTensor makes a tensor of memory on this GPU that other code allocated. It is [runtime.Wrap] (release is not
+// called after an error) with a check by the driver: memory of the host or of another GPU is [runtime.ErrDevice].
 func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int,
 	release func()) (*runtime.Tensor, error) {
 	t, err := runtime.Wrap(r, ptr, dt, shape, strides, release)
@@ -36,10 +35,9 @@ func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int,
 	return t, nil
 }
 
-// CheckPointer reports whether an address lies in memory of this GPU, or in
-// managed memory, whoever allocated it. Any other is [runtime.ErrDevice], and
-// the error says what it is: page-locked host memory, memory of another GPU, or
-// nothing that the driver knows. It takes about as long as a launch.
+// CheckPointer returns an error unless an address lies in memory of this GPU, or in managed memory, whoever allocated
+// it. The error wraps [runtime.ErrDevice] and says what the memory is: page-locked host memory, memory of another GPU,
+// or unknown to the driver. The call takes about as long as a launch.
 func (r *Runtime) CheckPointer(ptr uintptr) error {
 	refuse := func(memory string) error {
 		return fmt.Errorf("cuda:%d: %w: %#x is %s", r.index, runtime.ErrDevice, ptr, memory)

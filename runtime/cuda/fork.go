@@ -10,15 +10,14 @@ import (
 
 // forks are the open forks of a runtime.
 type forks struct {
-	mu     sync.Mutex // guards what follows; the lock of a parent comes before the locks of its forks and of pools
+	mu     sync.Mutex // guards the fields below; a parent's lock comes before the locks of its forks and of pools
 	all    []*Runtime // open forks; nil before the first
-	frozen int        // how often
-	closed bool       // there will be no others
+	frozen int        // nesting depth of Freeze
+	closed bool       // no more forks can be added
 }
 
-// ForkStream implements [runtime.StreamForker]: a runtime of the same context. Its stream has
-// the greatest priority: what is small and awaited gets its turn between the blocks of
-// the large kernels of the other one.
+// ForkStream implements [runtime.StreamForker]: a runtime of the same context. Its stream has the highest priority, so
+// that small, urgent work runs between the blocks of the parent's large kernels.
 func (r *Runtime) ForkStream() (runtime.Runtime, error) {
 	opts := []Option{func(o *options) { o.first = true }}
 	if r.lent {
@@ -38,8 +37,7 @@ func (r *Runtime) ForkStream() (runtime.Runtime, error) {
 	return b, nil
 }
 
-// add takes a fork in, which is as frozen as the parent from then on, unless that is
-// being closed.
+// add adds a fork, and freezes it as often as the parent, unless the parent is being closed.
 func (s *forks) add(b *Runtime) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,21 +51,21 @@ func (s *forks) add(b *Runtime) bool {
 	return true
 }
 
-// remove takes a fork out.
+// remove removes a fork.
 func (s *forks) remove(b *Runtime) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all = slices.DeleteFunc(s.all, func(o *Runtime) bool { return o == b })
 }
 
-// open returns those that are there.
+// open returns the open forks.
 func (s *forks) open() []*Runtime {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.all)
 }
 
-// shut is open, after which there will be no others.
+// shut is open, and keeps forks from being added afterwards.
 func (s *forks) shut() []*Runtime {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,8 +73,8 @@ func (s *forks) shut() []*Runtime {
 	return slices.Clone(s.all)
 }
 
-// relatives are the runtimes that came with this one: its forks, its parent and the
-// other forks of that.
+// relatives returns the runtimes that share this one's context by forking: its forks, its parent and the parent's
+// other forks.
 func (r *Runtime) relatives() []*Runtime {
 	all := r.forks.open()
 	if t := r.parent; t != nil {
@@ -85,7 +83,7 @@ func (r *Runtime) relatives() []*Runtime {
 	return slices.DeleteFunc(all, func(o *Runtime) bool { return o == r })
 }
 
-// Freeze implements [runtime.Freezer]; it holds for forks as well.
+// Freeze implements [runtime.Freezer]; it also freezes forks.
 func (r *Runtime) Freeze() {
 	s := &r.forks
 	s.mu.Lock()
@@ -109,9 +107,8 @@ func (r *Runtime) Unfreeze() {
 	}
 }
 
-// Trim implements [runtime.Freezer], also for forks. It waits at most five seconds
-// for what was submitted to the streams of each, and returns nothing of those where
-// that does not end.
+// Trim implements [runtime.Freezer], also for forks. It waits at most five seconds for the work of each one's streams.
+// If the work does not end, it returns none of that runtime's memory.
 func (r *Runtime) Trim() (released int64, err error) {
 	if err := r.usable(); err != nil {
 		return 0, err
@@ -120,7 +117,7 @@ func (r *Runtime) Trim() (released int64, err error) {
 	for _, b := range r.forks.open() {
 		n, e := b.Trim()
 		if errors.Is(e, runtime.ErrClosed) {
-			e = nil // meanwhile
+			e = nil // closed in the meantime
 		}
 		released += n
 		err = errors.Join(err, e)

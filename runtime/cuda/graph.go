@@ -15,42 +15,39 @@ import (
 // the same time.
 const captureThreadLocal = 1
 
-// Graph is captured work that can be launched again and again.
+// Graph is captured work that can be launched repeatedly.
 type Graph struct {
 	object
-	serial []Serial // work that launches of the graph put in order; never changed
+	serial []Serial // work that each launch of the graph orders; never changed
 }
 
 // Serial is work that shares memory on the GPU and so must not overlap there.
 type Serial interface {
-	// Stream returns the stream that orders the work. It may change to one that has waited for it.
+	// Stream returns the stream that orders the work. The stream may change to one that has waited for it.
 	Stream() *Stream
 }
 
-// Serialize announces work that the caller submits next, in [Runtime.BetweenLaunches]. If the
-// work is captured, also by another runtime of the context, each launch of the graph is ordered
-// with all other work of w; see [Graph.Launch].
+// Serialize announces work that the caller submits next, in [Runtime.BetweenLaunches]. If the work is captured, even
+// by another runtime of the context, each launch of the graph is ordered with all other work of w; see [Graph.Launch].
 func (r *Runtime) Serialize(w Serial) {
 	r.order.announce(w)
 }
 
-// BetweenLaunches runs submit, which submits work of a [Serial], while no launch of a graph is
-// half done: a graph that is launched on another stream is ordered by several calls of the driver.
+// BetweenLaunches runs submit, which submits work of a [Serial], while no launch of a graph is in progress: launching
+// a graph on another stream takes several driver calls.
 func (r *Runtime) BetweenLaunches(submit func() error) error {
 	r.order.launches.RLock()
 	defer r.order.launches.RUnlock()
 	return submit()
 }
 
-// Capture records the work that submit puts into the stream (kernels, copies
-// and collectives on streams that wait for it by events) instead of running
-// it. The allocator is frozen meanwhile, as the graph keeps the addresses it saw.
-// Memory that a captured operation uses must stay allocated while the graph
-// exists. submit makes all its calls on its own goroutine.
+// Capture records the work that submit puts into the stream, instead of running it: kernels, copies, and collectives
+// on streams that wait for it by events. The allocator is frozen in the meantime, because the graph keeps the
+// addresses of its memory. Memory that a captured operation uses must stay allocated while the graph exists. submit
+// must make all its calls on its own goroutine.
 //
-// Close a graph that has collectives before their communicator, whose Close may
-// otherwise wait for it: NCCL keeps what graphs refer to. Do not launch the graph
-// after the communicator was closed or aborted.
+// Close a graph that has collectives before their communicator, whose Close may otherwise wait for it: NCCL keeps
+// everything that graphs refer to. Do not launch the graph after the communicator was closed or aborted.
 func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r := s.rt
 	stream, err := s.use("stream")
@@ -69,7 +66,7 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	g := &Graph{}
 	r.order.begin(r, g)
 	defer r.order.end(g)
-	// A launch that is half done asked whether the stream captures.
+	// A launch in progress has already asked whether the stream captures.
 	if err := r.BetweenLaunches(func() error {
 		return r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal)
 	}); err != nil {
@@ -93,15 +90,14 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	return g, nil
 }
 
-// HasCaptured reports whether an open runtime of the context, this or another one, may have graphs, whose work is
-// not submitted call by call.
+// HasCaptured reports whether any open runtime of the context may have graphs, whose work is not submitted call by
+// call.
 func (r *Runtime) HasCaptured() bool {
 	return r.order.capturers.Load() > 0
 }
 
-// captured runs submit, ends the capture and stores the graph, also if submit
-// panics, the device broke, or Close did not wait any longer: a stream that goes on
-// capturing is of no other use.
+// captured runs submit, ends the capture and stores the graph. It ends the capture even if submit panics, the device
+// broke, or Close timed out, because a stream in a capture is useless otherwise.
 func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) (err error) {
 	defer func() {
 		out := r.drv.out()
@@ -112,15 +108,14 @@ func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) 
 	return submit()
 }
 
-// Launch runs the graph in a stream. Operations of a communicator of comm/p2p, and calls of
-// [Runtime.Kernels], must not overlap with others of the same communicator or runtime. A graph
-// that has some waits for those submitted before, and those submitted later wait for the graph,
-// whatever its stream, its goroutine, and the runtime that captured it. NCCL does the same for its
-// communicators. A program that captures by other means than [Stream.Capture] launches on the
-// stream of that work, or orders the two.
+// Launch runs the graph in a stream. Operations of a communicator of comm/p2p must not overlap each other, nor must
+// calls of a runtime's [Runtime.Kernels]. A graph with such work waits for earlier submissions of it, and later
+// submissions wait for the graph, whatever its stream, its goroutine, and the runtime that captured it. NCCL does the
+// same for its communicators. A program that captures by other means than [Stream.Capture] launches on the stream of
+// that work, or orders the two.
 //
-// A graph that has some cannot be launched on another stream while their own stream is being
-// captured: [runtime.ErrArgument].
+// A graph with such work cannot be launched on another stream while the work's own stream is being captured:
+// [runtime.ErrArgument].
 func (g *Graph) Launch(s *Stream) error {
 	exec, err := g.use("graph")
 	if err != nil {
@@ -130,7 +125,7 @@ func (g *Graph) Launch(s *Stream) error {
 	if err != nil {
 		return err
 	}
-	if !g.rt.graphs.enter() { // Close destroys graphs first
+	if !g.rt.graphs.enter() { // Close destroys graphs before it waits for calls
 		return g.rt.errClosed()
 	}
 	defer g.rt.graphs.leave()
@@ -140,7 +135,7 @@ func (g *Graph) Launch(s *Stream) error {
 	if len(g.serial) == 0 {
 		return launch()
 	}
-	for _, w := range g.serial { // a capture gets the work of a graph that it gets
+	for _, w := range g.serial { // a capture of this stream gets the work of the graph too
 		g.rt.Serialize(w)
 	}
 	var few [4]*Stream
@@ -162,8 +157,8 @@ func (g *Graph) Launch(s *Stream) error {
 	return g.launchBeside(s, homes, launch)
 }
 
-// launchBeside launches a graph in a stream that is none of those which order its work. Nothing
-// else is submitted to these meanwhile.
+// launchBeside launches a graph in a stream other than those that order its work. Nothing else is submitted to these
+// in the meantime.
 func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) error {
 	capturing, err := s.Capturing()
 	if err != nil {
@@ -174,7 +169,7 @@ func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) er
 		if err != nil {
 			return err
 		}
-		// A wait for an event of a capture would draw the waiting stream into it.
+		// Waiting for an event of a capture would add the waiting stream to it.
 		if captured != capturing {
 			return g.rt.argument("a graph is launched on a stream other than its work's, and one of them is being captured")
 		}
@@ -194,20 +189,19 @@ func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) er
 	if err == nil {
 		return nil
 	}
-	// The graph runs, and nothing has what comes next wait for it: so this call does.
+	// The graph runs, but later work could not be made to wait for it, so this call waits.
 	ctx, cancel := context.WithTimeoutCause(context.Background(), g.rt.flushTime,
 		fmt.Errorf("cuda:%d: a graph runs that later work does not wait for: %w", g.rt.index, err))
 	defer cancel()
 	return s.Synchronize(ctx)
 }
 
-// Close destroys the graph. Closing twice, or after the runtime, which
-// destroyed the graph then, is fine.
+// Close destroys the graph. Closing twice, or after the runtime, which destroys its graphs, does nothing.
 func (g *Graph) Close() error {
 	return g.close()
 }
 
-// milliseconds converts a float32 number of milliseconds, given by its bits.
+// milliseconds converts a number of milliseconds, given as the bits of a float32.
 func milliseconds(bits uint32) time.Duration {
 	return time.Duration(float64(math.Float32frombits(bits)) * float64(time.Millisecond))
 }

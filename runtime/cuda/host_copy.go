@@ -7,15 +7,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// hostCopy is a [kernel.HostCopy]: pinned memory, and an event behind its copy.
+// hostCopy is a [kernel.HostCopy]: pinned memory, and an event after its copy.
 type hostCopy struct {
-	rt   *Runtime // of the device's memory
+	rt   *Runtime // owns the device memory
 	mem  []byte   // pinned; nil after Close
-	done *Event   // recorded behind the last copy
+	done *Event   // recorded after the last copy
 }
 
-// NewHostCopy implements [kernel.AsyncCopier]. These copies have their own stream:
-// they wait neither for other copies nor for kernels that were launched after them.
+// NewHostCopy implements [kernel.AsyncCopier]. These copies have their own stream: they wait neither for other copies
+// nor for kernels that were launched after them.
 func (r *Runtime) NewHostCopy(bytes int) (kernel.HostCopy, error) {
 	if bytes < 1 {
 		return nil, r.argument("a copy of %d bytes", bytes)

@@ -6,38 +6,35 @@ import (
 	"sync/atomic"
 )
 
-// A copy that is submitted but not done uses an address that the garbage
-// collector does not see. Memory of AllocatePinned lives until the program gives
-// it back; any other, which may be of the Go heap, is referred to here until an
-// event behind the copy says that it is done. (The heap does not move things.)
+// A copy in flight uses an address that the garbage collector does not see. Memory of AllocatePinned lives until the
+// program frees it. Other memory, which may be on the Go heap, is referenced here until an event after the copy shows
+// that the copy is complete. (The garbage collector does not move heap objects.)
 
-// keptCopy is a copy that may be pending, or, without memory, what a stream that was
-// closed had to do.
+// keptCopy is a copy that may be in flight or, without memory, the remaining work of a closed stream.
 type keptCopy struct {
-	done *Event // recorded behind it
-	host []byte // the memory that it reads; nil without any
+	done *Event // recorded after the copy
+	host []byte // memory that the copy reads; nil if there is none
 }
 
 // keptCopies are the kept copies of a runtime.
 type keptCopies struct {
-	mu     sync.Mutex  // before owned.mu
-	exist  atomic.Bool // whether list has any
+	mu     sync.Mutex  // acquired before owned.mu
+	exist  atomic.Bool // list is not empty
 	list   []keptCopy  // guarded by mu
 	spare  []*Event    // guarded by mu
-	calls  int         // copies that are being submitted; guarded by mu
-	enough int         // copies in list that have the next one sweep it; guarded by mu
+	calls  int         // copies being submitted; guarded by mu
+	enough int         // length of list at which the next copy sweeps it; guarded by mu
 }
 
-// fewCopies is how many are not worth a look.
+// fewCopies is the number of copies below which a sweep is not worthwhile.
 const fewCopies = 16
 
-// pendingCopies has the runtimes that keep memory, so that they live as long as
-// their copies: also one that was dropped, or whose Close timed out. And it has the
-// copies of which nothing tells when they are done.
+// pendingCopies keeps runtimes with kept memory alive until their copies are complete, also runtimes that were dropped
+// or whose Close timed out. It also holds copies whose completion cannot be observed.
 var pendingCopies sync.Map
 
-// copyAsync submits a copy between memory of the host and the device to a
-// stream, and keeps the former alive until it is done.
+// copyAsync submits a copy between host and device memory to a stream, and keeps the host memory alive until the copy
+// is complete.
 func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 	switch captured, err := s.Capturing(); {
 	case err != nil:
@@ -59,7 +56,7 @@ func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 	k.calls++
 	k.mu.Unlock()
 
-	// The driver may return when the copy is done, for which it may take others.
+	// The driver may block until the copy is complete, which may need other copies; so no lock is held.
 	done, err := r.submitCopy(s, host, done, submit)
 
 	k.mu.Lock()
@@ -77,8 +74,8 @@ func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 	return nil
 }
 
-// submitCopy submits a copy and records the event behind it, or a new one if it is nil. It
-// returns the event, also with an error, unless there is none.
+// submitCopy submits a copy and records the event after it, or a new event if it is nil. It returns the event also
+// with an error, unless there is none.
 func (r *Runtime) submitCopy(s *Stream, host []byte, done *Event, submit func() error) (*Event, error) {
 	if done == nil {
 		var err error
@@ -91,13 +88,13 @@ func (r *Runtime) submitCopy(s *Stream, host []byte, done *Event, submit func() 
 		return done, err
 	}
 	if err := s.Record(done); err != nil {
-		pendingCopies.Store(&keptCopy{host: host}, nil) // nothing will tell when the copy is done
+		pendingCopies.Store(&keptCopy{host: host}, nil) // the completion of this copy cannot be observed
 		return done, err
 	}
 	return done, nil
 }
 
-// sweepCopies lets the memory of finished copies go.
+// sweepCopies releases the memory of completed copies.
 func (r *Runtime) sweepCopies() {
 	if r.copies.exist.Load() {
 		r.copies.mu.Lock()
@@ -106,8 +103,8 @@ func (r *Runtime) sweepCopies() {
 	}
 }
 
-// sweepLocked is sweepCopies, called with the lock held. Nothing runs any more
-// on a broken device; of a closed one nothing is known.
+// sweepLocked is sweepCopies for callers that hold the lock. Nothing runs on a broken device, and nothing is known of
+// a closed one.
 func (r *Runtime) sweepLocked() {
 	k := &r.copies
 	k.list = slices.DeleteFunc(k.list, func(c keptCopy) bool {
@@ -123,7 +120,7 @@ func (r *Runtime) sweepLocked() {
 	}
 }
 
-// dropCopies is called when no copy is pending, with the lock held.
+// dropCopies is called with the lock held when no copy is in flight.
 func (r *Runtime) dropCopies() {
 	r.copies.list = nil
 	r.copies.exist.Store(false)

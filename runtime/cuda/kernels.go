@@ -10,22 +10,22 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Blocks of 256 threads that a multiprocessor gets of the kernels that stream
-// arrays, and of those that work on lists.
+// The number of 256-thread blocks for each multiprocessor, for kernels that stream arrays and for kernels that work on
+// lists.
 const (
 	streamsPerSM = 4
-	mergesPerSM  = 4 // twice that for arrays from longMerge on: what is done with its part early gets another
+	mergesPerSM  = 4 // doubled from longMerge on: a block that ends early gets another part
 	picksPerSM   = 4
-	piecesPerSM  = 2 // leaves room for what communicates beside
+	piecesPerSM  = 2 // leaves room for kernels that communicate
 )
 
 const _ = uint(streamsPerSM - picksPerSM) // cut closes the gaps of each block of pick
 
-// longMerge is the number of elements from which on a part of merge is cut in two. With
-// 104,857,600 float32 that takes 3 % less, with 26,214,400 bf16 10 % more.
+// longMerge is the number of elements from which merge halves its parts. That takes 3 % less time for 104,857,600
+// float32, and 10 % more for 26,214,400 bf16.
 const longMerge = 1 << 26
 
-// Sizes that kernels/ counts with.
+// Sizes used by kernels/.
 const (
 	controlBytes    = 40 << 10
 	tileElements    = 4096
@@ -36,7 +36,7 @@ const (
 	maxLists        = 256
 	inlineLists     = 25
 	listBytes       = 32
-	listsOfPut      = 30 // that put_words stores
+	listsOfPut      = 30 // stored by put_words
 	maxCounts       = 64
 	maxFactors      = 64
 	maxQuantiles    = 64
@@ -44,23 +44,22 @@ const (
 	maxCandidates   = 1 << 14
 )
 
-// tiles is the number of tiles that n elements may lie in.
+// tiles returns the largest number of tiles that n elements can touch.
 func tiles(n int) int { return (n+3)/tileElements + 1 }
 
-// sparse are the [kernel.Kernels] of a GPU: the PTX of kernels/dense.cu,
-// select.cu, lists.cu, pieces.cu, codec.cu and fixed.cu, and the device memory that it works with.
+// sparse implements the [kernel.Kernels] of a GPU: the PTX of kernels/dense.cu, select.cu, lists.cu, pieces.cu,
+// codec.cu and fixed.cu, and their device memory.
 //
-// That memory is shared by all calls, which the compute stream puts in order, and
-// [Graph.Launch] those of graphs. It grows
-// with the arrays, never while the pool is frozen, and what a graph may refer to
-// is kept until Close.
+// All calls share that memory. The compute stream orders calls, and [Graph.Launch] orders the calls in graphs. The
+// memory grows with the arrays, but never while the pool is frozen; memory that a graph may refer to is kept until
+// Close.
 type sparse struct {
-	rt *Runtime // whose kernels these are
+	rt *Runtime // runs the kernels
 
 	mu     sync.Mutex                // held while the launches of one call are submitted
 	ready  bool                      // the kernels are loaded; guarded by mu
-	err    error                     // why they are not; guarded by mu
-	kept   []uintptr                 // all memory that regions had, until Close; guarded by mu
+	err    error                     // the error of loading them; guarded by mu
+	kept   []uintptr                 // all memory of any region, until Close; guarded by mu
 	memory [regionCount]memoryRegion // guarded by mu
 }
 
@@ -75,21 +74,20 @@ type region int
 
 const (
 	control        region = iota // struct control of kernels/order.cuh
-	status                       // what the tiles of an array tell each other
+	status                       // status words of the tiles of an array
 	statusTies                   // the same, for a second count
-	segmentIndices               // what pick lists
+	segmentIndices               // entries listed by pick
 	segmentValues
 	segmentCounts
-	segmentsAbove // what sift counts
+	segmentsAbove // counted by sift
 	candidates
 	partial // sums of segments, or sorted samples
 	lists   // descriptors of lists
 	regionCount
 )
 
-// Kernels implements [kernel.Provider]. The first call has the driver
-// compile them, and allocates; if that fails, as it does during a capture, the
-// methods of what is returned say why, and the next call tries again.
+// Kernels implements [kernel.Provider]. The first call makes the driver compile the kernels, and allocates memory. If
+// that fails, as it does during a capture, the methods of the result return the error, and the next call retries.
 func (r *Runtime) Kernels() kernel.Kernels {
 	s := &r.sparse
 	s.mu.Lock()
@@ -117,7 +115,7 @@ func (s *sparse) load() error {
 		s.rt.loadKernels("fixed.ptx.gz", kernelRaiseExponentsF32, kernelCount))
 }
 
-// grow sees to it that a region has that many bytes. New memory is zero.
+// grow grows a region to at least this many bytes. New memory is zero.
 func (s *sparse) grow(purpose region, bytes int) error {
 	memory := &s.memory[purpose]
 	if bytes <= memory.bytes {
@@ -144,20 +142,20 @@ func (s *sparse) grow(purpose region, bytes int) error {
 	return nil
 }
 
-// zero makes a region what it was when it was new.
+// zero clears a region.
 func (s *sparse) zero(purpose region) error {
 	memory := s.memory[purpose]
 	r := s.rt
 	return r.do(r.drv.sym.MemsetD8, memory.ptr, 0, uintptr(memory.bytes), r.compute.handle)
 }
 
-// growStatus makes room for what the tiles of n elements tell each other.
+// growStatus makes room for the status words of the tiles of n elements.
 func (s *sparse) growStatus(n int) error {
 	tiles := max(n/tileElements, min(n, smallTilesBelow)/smallTile, s.rt.info.Multiprocessors*streamsPerSM) + 2
 	return errors.Join(s.grow(status, 8*tiles), s.grow(statusTies, 8*tiles))
 }
 
-// address is where a region is, as a kernel's parameter.
+// address returns the address of a region, as a kernel's parameter.
 func (s *sparse) address(purpose region) uintptr { return s.memory[purpose].ptr }
 
 // release returns the memory to the pool.

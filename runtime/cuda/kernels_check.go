@@ -13,7 +13,7 @@ import (
 type checks struct {
 	s   *sparse // for its errors
 	op  string  // the method's name
-	err error   // the first one, which sticks
+	err error   // the first one
 }
 
 func (s *sparse) checks(op string) checks {
@@ -24,7 +24,7 @@ func (s *sparse) checks(op string) checks {
 	}
 }
 
-// submit launches what a method needs, unless its arguments are wrong.
+// submit launches the kernels of a method, unless its arguments are wrong.
 func (c *checks) submit(launch func() error) error {
 	if c.err != nil {
 		return c.err
@@ -41,7 +41,7 @@ func (c *checks) submit(launch func() error) error {
 	return nil
 }
 
-// fail makes an error of a bad argument, if it is the first.
+// fail records the error of a bad argument, if it is the first.
 func (c *checks) fail(format string, args ...any) {
 	if c.err == nil {
 		c.err = c.s.rt.argument("%s: %s", c.op, fmt.Sprintf(format, args...))
@@ -63,7 +63,7 @@ func (c *checks) limit(name string, n, limit int) {
 	}
 }
 
-// buffer checks an array of n elements of that many bytes.
+// buffer checks an array of n elements of size bytes.
 func (c *checks) buffer(name string, p uintptr, n int, size uintptr) {
 	switch {
 	case n < 0 || n > math.MaxInt32:
@@ -85,7 +85,7 @@ func (c *checks) number(name string, p uintptr, size uintptr) {
 	c.buffer(name, p, 1, size)
 }
 
-// optional checks the address of a four-byte number that may be missing.
+// optional checks the address of a four-byte number, which may be 0.
 func (c *checks) optional(name string, p uintptr) {
 	c.buffer(name, p, 0, 4)
 }
@@ -116,13 +116,13 @@ func (c *checks) source(src kernel.Source) {
 	}
 }
 
-// list checks a list, for all that it can hold.
+// list checks a list up to its capacity.
 func (c *checks) list(name string, l kernel.Entries) {
 	c.floats(name, l.Val, l.N)
 	c.indices(name, l)
 }
 
-// indices checks a list whose values are not looked at.
+// indices checks a list whose values are not read.
 func (c *checks) indices(name string, l kernel.Entries) {
 	c.floats(name, l.Idx, l.N)
 	c.optional(name, l.Len)
@@ -132,7 +132,7 @@ func (c *checks) target(dst kernel.Entries) {
 	c.list("dst", dst)
 }
 
-// lists checks lists that are merged.
+// lists checks the lists of a merge.
 func (c *checks) lists(lists []kernel.Entries) {
 	for _, l := range lists {
 		c.list("list", l)
@@ -143,7 +143,7 @@ func (c *checks) lists(lists []kernel.Entries) {
 	}
 }
 
-// room checks that dst has room for the lesser of a and b.
+// room checks that dst has room for the smaller of a and b.
 func (c *checks) room(dst kernel.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)

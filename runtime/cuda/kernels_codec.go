@@ -2,8 +2,8 @@ package cuda
 
 import "github.com/tutti-go/tutti/runtime/kernel"
 
-// groupsPerSM is how many blocks of encode and decode a multiprocessor gets, for 36 KiB of shared
-// memory each.
+// groupsPerSM is the number of blocks of encode and decode for each multiprocessor; a block uses 36 KiB of shared
+// memory.
 const groupsPerSM = 4
 
 // groups is the number of groups of n entries or values, of which the last one may be empty.
@@ -121,7 +121,7 @@ func (s *sparse) Dequantize(dst uintptr, codec kernel.Codec, src uintptr, n int,
 		if n == 0 {
 			return nil
 		}
-		const quad = 4 // elements of a thread
+		const quad = 4 // elements for each thread
 		return launch(s.rt, kernelDequantize, blocksOf((n+quad-1)/quad), blocksPerSM, &dequantizeParameters{
 			dst:   dst,
 			codec: uint64(codec),

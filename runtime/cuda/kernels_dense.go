@@ -42,7 +42,7 @@ func gradientKind(src kernel.Source) uint64 {
 	return 1
 }
 
-// augend is what a gradient is added to.
+// augend returns the address of the array to which the gradient is added.
 func augend(src kernel.Source) uintptr {
 	if src.From == 0 {
 		return src.X
@@ -127,10 +127,10 @@ func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 	})
 }
 
-// segments is the number of segments of n elements, whose sums are added up at the end.
+// segments returns the number of segments of n elements; the sums of segments are added up at the end.
 func segments(n int) int { return n/segmentElements + 1 }
 
-// growPartial makes room for what the segments of n elements add up to.
+// growPartial makes room for the sums of the segments of n elements.
 func (s *sparse) growPartial(n int) error {
 	return s.grow(partial, momentsBytes*segments(n))
 }

@@ -11,7 +11,7 @@ var (
 	loadFixedKernels      = typed{kernelLoadFixedF32, kernelLoadFixedF16, kernelLoadFixedBF16}
 )
 
-// squareBytes is the size of what a block adds up.
+// squareBytes is the size of a block's partial sum.
 const squareBytes = 16
 
 // fixed checks an array of sums.
@@ -30,7 +30,7 @@ func (c *checks) fixed(f kernel.Fixed) {
 	c.buffer("exponents", f.Exponents, min(f.N, f.Blocks()), 1)
 }
 
-// launchFixed launches a kernel for the elements at x, of which there are some.
+// launchFixed launches a kernel for the elements at x, if there are any.
 func (c *checks) launchFixed(kernels typed, f kernel.Fixed, x uintptr, dt dtype.DType, p fixedParameters) error {
 	return c.submit(func() error {
 		if f.N == 0 {
@@ -46,10 +46,10 @@ func (c *checks) launchFixed(kernels typed, f kernel.Fixed, x uintptr, dt dtype.
 	})
 }
 
-// fixedTile is how many elements a warp takes at a time.
+// fixedTile is the number of elements that a warp processes at a time.
 const fixedTile = 512
 
-// fixedGrid is how many blocks of threads f has work for.
+// fixedGrid returns the number of thread blocks that f has work for.
 func fixedGrid(f kernel.Fixed) int {
 	tiles := (f.Skip + f.N + fixedTile - 1) / fixedTile
 	return blocksOf(32 * tiles)
@@ -81,7 +81,7 @@ func (s *sparse) LoadFixed(dst uintptr, dt dtype.DType, f kernel.Fixed, divisor 
 	return c.launchFixed(loadFixedKernels, f, dst, dt, fixedParameters{divisor: divisor, factor: factor})
 }
 
-// divisor checks what sums are divided by.
+// divisor checks the divisor of sums.
 func (c *checks) divisor(n int) {
 	if n < 1 {
 		c.fail("divisor is %d, want at least 1", n)

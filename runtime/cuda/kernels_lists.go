@@ -67,8 +67,7 @@ func (s *sparse) Union(dst kernel.Entries, n int, lists []kernel.Entries, scale 
 	})
 }
 
-// launchLists launches merge or unite. Lists that are too many for the
-// parameters are put into memory first.
+// launchLists launches merge or unite. If the parameters cannot hold all lists, it first writes the lists to memory.
 func (s *sparse) launchLists(k kernelID, work, perSM int, all []kernel.Entries, parameters *mergeParameters) error {
 	if len(all) <= inlineLists {
 		for i, l := range all {
@@ -87,7 +86,7 @@ func (s *sparse) launchLists(k kernelID, work, perSM int, all []kernel.Entries, 
 	return launch(s.rt, k, tiles(work), perSM, parameters)
 }
 
-// putLists stores the descriptors of lists in memory, and returns where they are.
+// putLists stores the descriptors of lists in memory, and returns their address.
 func (s *sparse) putLists(all []kernel.Entries) (table uintptr, err error) {
 	if err := s.grow(lists, listBytes*len(all)); err != nil {
 		return 0, err
@@ -109,7 +108,7 @@ func (s *sparse) putLists(all []kernel.Entries) (table uintptr, err error) {
 	return table, nil
 }
 
-// scatter launches a kernel that follows the indices of a list.
+// scatter launches a kernel that accesses an array at the indices of a list.
 func (s *sparse) scatter(k kernelID, r kernel.Restoration, scale float32) error {
 	if r.L.N == 0 {
 		return nil
@@ -188,7 +187,7 @@ func (s *sparse) CopyPieces(pieces []kernel.Piece) error {
 		for len(pieces) > 0 {
 			count := min(maxPieces, len(pieces))
 			for count < len(pieces) && pieces[count].To == pieces[count-1].To {
-				count-- // what has the same target is put together in one launch
+				count-- // pieces for one target go into one launch
 			}
 			if err := s.launchPieces(pieces[:count]); err != nil {
 				return err
@@ -199,7 +198,7 @@ func (s *sparse) CopyPieces(pieces []kernel.Piece) error {
 	})
 }
 
-// launchPieces launches copy_pieces, for at most maxPieces of them.
+// launchPieces launches copy_pieces for at most maxPieces pieces.
 func (s *sparse) launchPieces(pieces []kernel.Piece) error {
 	longest := 0
 	parameters := copyPiecesParameters{count: len(pieces)}

@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// pickMode says what pick does with the elements that pass, as in kernels/select.cu.
+// pickMode says what pick does with elements that reach the threshold, as in kernels/select.cu.
 type pickMode int
 
 const (
@@ -16,33 +16,33 @@ const (
 	pickTop
 )
 
-// selection is one call of pick, sift and cut, or some of them, in kernels/select.cu.
+// selection describes a call of pick, sift and cut, or of some of them, in kernels/select.cu.
 type selection struct {
-	src       kernel.Source     // what is selected from
-	idx       uintptr           // of a list, whose values are src.X; 0 for an array
-	length    uintptr           // of a list; 0 where src.N is it
+	src       kernel.Source     // the array or list to select from
+	idx       uintptr           // indices of a list with the values src.X; 0 for an array
+	length    uintptr           // length of a list; 0: it is src.N
 	mode      pickMode          // how pick finds candidates
-	k         int               // entries wanted; all that reach the threshold in other modes than top-k
-	dst       kernel.Entries    // where they go
+	k         int               // entries wanted, for pickTop and pickNear; 0: all that reach the threshold
+	dst       kernel.Entries    // receives the selected entries
 	zeros     bool              // zeros may be among the k largest
-	threshold uintptr           // 0 where cut finds the k largest without pick
-	age       uintptr           // of the threshold, for pickNear
-	near      kernel.Acceptance // of pickNear
-	used      uintptr           // 0, or where the threshold that was used goes
-	margin    uintptr           // 0, or the threshold's margin, for pickTop
-	without   uintptr           // of a list: the indices that take no part; 0 for none
-	residual  kernel.Array      // of a list: gets the entries that are left out, unless its Ptr is 0
+	threshold uintptr           // 0: cut finds the k largest without pick
+	age       uintptr           // age of the threshold, for pickNear
+	near      kernel.Acceptance // for pickNear
+	used      uintptr           // receives the threshold that was used; 0 for none
+	margin    uintptr           // margin of the threshold, for pickTop; 0 for none
+	without   uintptr           // range of indices of a list that is not cut; 0 for none
+	residual  kernel.Array      // receives the dropped entries of a list; none if its Ptr is 0
 
 	blocks int // of pick; 0 before prepare
-	room   int // entries of the segment of each warp of pick
+	room   int // entries of a warp's segment
 }
 
-// sifts reports whether pick may list what is more than the k largest.
+// sifts reports whether pick may list more than the k largest.
 func (p *selection) sifts() bool {
 	return p.mode == pickTop || p.mode == pickNear
 }
 
-// segmentsOf is where pick lists what passes.
+// segmentsOf returns the segments in which pick lists entries.
 func (s *sparse) segmentsOf(p *selection) segmentsParameters {
 	return segmentsParameters{
 		idx:    s.address(segmentIndices),
@@ -53,7 +53,7 @@ func (s *sparse) segmentsOf(p *selection) segmentsParameters {
 	}
 }
 
-// sifted is where sift lists what it cannot decide.
+// sifted returns the memory for sift's candidates.
 func (s *sparse) sifted() siftedParameters {
 	return siftedParameters{
 		counts:     s.address(segmentsAbove),
@@ -62,7 +62,7 @@ func (s *sparse) sifted() siftedParameters {
 	}
 }
 
-// prepare finds memory for what pick and sift leave to cut.
+// prepare allocates memory for the results of pick and sift.
 func (s *sparse) prepare(p *selection) error {
 	p.blocks = s.rt.grid(tiles(p.src.N), picksPerSM)
 	wanted := 0
@@ -77,7 +77,7 @@ func (s *sparse) prepare(p *selection) error {
 	const warpsPerBlock = block / 32
 	warps := p.blocks * warpsPerBlock
 	if wanted > 0 {
-		// Four times as many as there are on average, but not more than a warp looks at.
+		// Four times the average, but at most the number of elements in a warp's part.
 		tilesPerWarp := tiles(p.src.N)*warpsPerBlock/warps + 1
 		p.room = min(4*wanted/warps+64, tilesPerWarp*tileElements/warpsPerBlock)
 	}
@@ -122,7 +122,7 @@ func (s *sparse) sift(p *selection) error {
 	})
 }
 
-// cut launches cut, after pick or without it.
+// cut launches cut, after pick or alone.
 func (s *sparse) cut(p *selection) error {
 	blocks := p.blocks
 	if p.mode != pickList {
@@ -162,8 +162,8 @@ func (s *sparse) cut(p *selection) error {
 	return launch(s.rt, kernelCut.earlyIf(picked), blocks, streamsPerSM, &parameters.cut)
 }
 
-// run launches what a selection takes. What fails for want of memory has done nothing. What
-// fails after pick is rolled back.
+// run launches the kernels of a selection. If it fails for lack of memory, nothing has been launched. If it fails
+// after pick, pick is rolled back.
 func (s *sparse) run(p selection) error {
 	if err := s.growStatus(p.src.N); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s *sparse) run(p selection) error {
 	return nil
 }
 
-// finish launches what comes after pick.
+// finish launches the kernels after pick.
 func (s *sparse) finish(p *selection) error {
 	if p.sifts() {
 		if err := s.sift(p); err != nil {
@@ -193,8 +193,8 @@ func (s *sparse) finish(p *selection) error {
 	return s.cut(p)
 }
 
-// rollBack restores what pick has kept, and clears what it has counted, which cut would
-// have: the epoch, and with it the tiles' words that it tells from older ones.
+// rollBack restores the array from the values that pick has saved, and clears pick's counts, as cut would have. That
+// includes the epoch, so the status words of tiles are cleared too.
 func (s *sparse) rollBack(p *selection) error {
 	err := errors.Join(s.zero(control), s.zero(status), s.zero(statusTies))
 	if p.src.Grad != 0 && p.src.Keep != 0 {

@@ -10,14 +10,13 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// The kernels' PTX, compiled from kernels/*.cu by kernels/generate.sh. The
-// driver compiles it for the chip at load.
+// The kernels' PTX, compiled from kernels/*.cu by kernels/generate.sh. The driver compiles it for the GPU when it is
+// loaded.
 //
 //go:embed kernels/*.ptx.gz
 var ptx embed.FS
 
-// kernelID numbers the entry points of the PTX; kernelNames has their names. They
-// are in groups, a group a file.
+// kernelID numbers the entry points of the PTX; kernelNames has their names. They are grouped by file.
 type kernelID int
 
 const (
@@ -149,8 +148,8 @@ var kernelNames = [kernelCount]string{
 	kernelSquareFixed:        "square_fixed",
 }
 
-// loadKernels compiles and loads PTX into the context, and finds the entry points
-// of the kernels from first up to end in it, unless they are there.
+// loadKernels compiles and loads PTX into the context, and looks up the kernels in [first, end), unless they are
+// loaded.
 func (r *Runtime) loadKernels(file string, first, end kernelID) error {
 	if r.kernels[end-1] != 0 {
 		return nil
@@ -174,17 +173,16 @@ func (r *Runtime) loadKernels(file string, first, end kernelID) error {
 	return nil
 }
 
-// block is the number of threads of a block, and blocksPerSM how many blocks a
-// multiprocessor gets of a grid-stride kernel: enough to fill it (2048 threads)
-// once.
+// block is the number of threads of a block. blocksPerSM is the number of blocks of a grid-stride kernel for each
+// multiprocessor: enough to fill it (2048 threads) once.
 const (
 	block       = 256
 	blocksPerSM = 8
 )
 
-// early is added to a kernel to launch it before the one ahead in the stream has ended. Its
-// source calls start, and that one is known to wait for no other GPU once this one may be
-// launched: in its room something may have to run that the wait is for.
+// early is added to a kernelID to launch the kernel before the one ahead of it in the stream has ended. Its source
+// calls start, and the kernel ahead must not wait for another GPU once this one may be launched: that wait may be for
+// work that needs the room that this kernel occupies.
 const early kernelID = 1 << 16
 
 func (k kernelID) earlyIf(yes bool) kernelID {
@@ -194,15 +192,14 @@ func (k kernelID) earlyIf(yes bool) kernelID {
 	return k
 }
 
-// arguments are the parameters of a launch. cuLaunchKernel takes an array of
-// pointers to them; both lie in one heap object that a pool hands out again,
-// so that a launch allocates nothing. Each word may be a parameter; a
-// kernel whose one parameter is a structure reads as many words as that has.
+// arguments are the parameters of a launch. cuLaunchKernel takes an array of pointers to them. Both are in one heap
+// object from a pool, so that a launch allocates nothing. Each word may be a parameter; a kernel with one structure as
+// its parameter reads as many words as the structure has.
 type arguments struct {
-	values [maxValues]uint64  // of the parameters; of one structure, its words
-	params [maxParams]uintptr // the addresses of the first values
+	values [maxValues]uint64  // parameters, or the words of one structure
+	params [maxParams]uintptr // addresses of the first values
 
-	config    launchConfig    // of an early launch
+	config    launchConfig    // configuration of an early launch
 	dependent launchAttribute // of config
 }
 
@@ -224,8 +221,8 @@ var argumentPool = sync.Pool{New: func() any {
 	return a
 }}
 
-// launch runs a kernel on the compute stream, with as many blocks as there is work for, and at
-// most perSM on each multiprocessor. P is the kernel's structure of parameters.go.
+// launch runs a kernel on the compute stream, with this number of blocks, but at most perSM for each multiprocessor. P
+// is the kernel's structure in parameters.go.
 func launch[P any](r *Runtime, k kernelID, blocks, perSM int, parameters *P) error {
 	a := argumentPool.Get().(*arguments)
 	hostmem.Slice[P](a.params[0], 1)[0] = *parameters
@@ -234,10 +231,10 @@ func launch[P any](r *Runtime, k kernelID, blocks, perSM int, parameters *P) err
 	return err
 }
 
-// blocksOf is how many blocks have n threads.
+// blocksOf returns the number of blocks for n threads.
 func blocksOf(n int) int { return (n + block - 1) / block }
 
-// grid is how many blocks a kernel gets.
+// grid returns the number of blocks of a launch.
 func (r *Runtime) grid(blocks, perSM int) int {
 	return max(min(blocks, r.info.Multiprocessors*perSM), 1)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// CopyIn implements [runtime.Runtime]. Pageable memory is staged by the driver
-// before the call returns, but pinned memory is not, so the copy is waited for.
+// CopyIn implements [runtime.Runtime]. The driver stages pageable memory before the call returns, but not pinned
+// memory, so CopyIn waits for the copy.
 func (r *Runtime) CopyIn(dst uintptr, src []byte) error {
 	if err := r.check("copy in", len(src), dst); err != nil || len(src) == 0 {
 		return err
@@ -54,14 +54,13 @@ func (r *Runtime) Copy(dst, src uintptr, bytes int) error {
 	return r.do(r.drv.sym.MemcpyDtoD, dst, src, uintptr(bytes), r.compute.handle)
 }
 
-// CopyInAsync copies from host memory to the device on a stream of the caller's
-// choice, such as [Runtime.CopyInStream]. If src is memory of AllocatePinned it
-// returns at once, and src may be written or freed when the stream has executed
-// the copy.
+// CopyInAsync copies from host memory to the device on a stream of the caller's choice, such as
+// [Runtime.CopyInStream]. If src is memory of AllocatePinned, it returns at once, and src may be written or freed once
+// the stream has executed the copy.
 //
-// Other memory is staged by the driver, which may take until the copy is done or
-// not; it has to stay as it is until then, and is kept from the garbage
-// collector. It must not be captured in a graph ([runtime.ErrArgument]).
+// Other memory is staged by the driver, during the call or after it. It must not change until the copy is complete,
+// and is kept from the garbage collector until then. Such a copy must not be captured in a graph
+// ([runtime.ErrArgument]).
 func (r *Runtime) CopyInAsync(s *Stream, dst uintptr, src []byte) error {
 	stream, err := r.on(s)
 	if err == nil {
@@ -76,10 +75,9 @@ func (r *Runtime) CopyInAsync(s *Stream, dst uintptr, src []byte) error {
 	return r.copyAsync(s, src, func() error { return r.submitIn(dst, src, stream) })
 }
 
-// CopyOutAsync copies from the device to host memory on a stream of the caller's
-// choice, [Runtime.CopyOutStream] for instance, and returns at once if dst is
-// memory of AllocatePinned: it holds the data when the stream has come that far.
-// For other memory holds what [Runtime.CopyInAsync] says.
+// CopyOutAsync copies from the device to host memory on a stream of the caller's choice, for example
+// [Runtime.CopyOutStream]. If dst is memory of AllocatePinned, it returns at once, and dst holds the data once the
+// stream has executed the copy. Other memory has the restrictions of [Runtime.CopyInAsync].
 func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 	stream, err := r.on(s)
 	if err == nil {
@@ -94,17 +92,15 @@ func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 	return r.copyAsync(s, dst, func() error { return r.submitOut(dst, src, stream) })
 }
 
-// CopyInStream returns a stream of the runtime for copies from the host that run
-// beside the work of the compute stream; a GPU has separate engines for copies in
-// each direction. The caller orders it with the compute stream:
+// CopyInStream returns a stream of the runtime for copies from the host that overlap with work of the compute stream;
+// a GPU has separate copy engines for each direction. The caller orders it with the compute stream:
 //
-//	in.WaitFor(rt.Stream())            // once dst's former content is of no use
+//	in.WaitFor(rt.Stream())            // dst's former content is no longer needed
 //	err = rt.CopyInAsync(in, dst, src) // src from AllocatePinned
 //	rt.Stream().WaitFor(in)            // before work that reads dst
 //
-// Memory fresh from Allocate needs the first line too, because work of its last
-// owner may be pending on the compute stream. Call Deallocate on memory that a
-// copy uses only after the last line.
+// Memory fresh from Allocate needs the first line too, because work of its last owner may be in flight on the compute
+// stream. Call Deallocate on memory that a copy uses only after the last line.
 //
 // The stream is made at the first call and lives as long as the runtime.
 func (r *Runtime) CopyInStream() (*Stream, error) {
@@ -122,7 +118,7 @@ func (r *Runtime) CopyOutStream() (*Stream, error) {
 	return r.copyOut.get(r)
 }
 
-// lazyStream is a stream of the runtime's own, made when it is asked for.
+// lazyStream is a stream of the runtime that is made at its first use.
 type lazyStream struct {
 	mu     sync.Mutex // held while the stream is made
 	stream *Stream    // nil before the first use; guarded by mu
@@ -147,9 +143,9 @@ func (l *lazyStream) get(r *Runtime) (*Stream, error) {
 // hostAllocPortable is CU_MEMHOSTALLOC_PORTABLE: pinned for every context.
 const hostAllocPortable = 1
 
-// AllocatePinned returns page-locked host memory. The device copies from and to
-// it without staging, and kernels access it at the same address. It lies outside
-// the Go heap and is valid until FreePinned or Close, which reports it as a leak.
+// AllocatePinned returns page-locked host memory. The device copies from and to it without staging, and kernels access
+// it at the same address. It is not on the Go heap, and is valid until FreePinned or Close, which reports it as a
+// leak.
 func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes < 0 {
 		return nil, r.argument("%d bytes", bytes)
@@ -165,8 +161,8 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	return hostmem.Slice[byte](p, bytes), nil
 }
 
-// FreePinned frees pinned memory: a slice that AllocatePinned returned, or a
-// subslice with the same start. Copies from and to it must be finished.
+// FreePinned frees pinned memory: a slice that AllocatePinned returned, or a subslice with the same start. Copies from
+// and to it must be complete.
 func (r *Runtime) FreePinned(b []byte) error {
 	if cap(b) == 0 {
 		return nil
@@ -215,9 +211,8 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 	return launch(r, fillU64, blocksOf(count), blocksPerSM, &parameters)
 }
 
-// check is what all operations on memory check: that the runtime can be used,
-// the length (in bytes or elements) is not negative and, unless it is zero, no
-// pointer is nil.
+// check checks the preconditions of all operations on memory: the runtime is usable, the length (in bytes or elements)
+// is not negative and, unless it is zero, no pointer is nil.
 func (r *Runtime) check(op string, length int, pointers ...uintptr) error {
 	if err := r.usable(); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Module is device code, loaded into the GPU's context.
+// Module is device code that is loaded into the GPU's context.
 type Module struct{ object }
 
-// LoadModule compiles PTX for the GPU, which takes up to seconds the first time
-// (the driver keeps the result on disk), and loads it. The PTX may be compressed by gzip.
+// LoadModule compiles PTX for the GPU and loads it. The first compilation takes up to seconds; the driver keeps the
+// result on disk. The PTX may be compressed by gzip.
 func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
 	h, err := r.loadModule(ptx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (r *Runtime) loadModule(ptx []byte) (uintptr, error) {
 	return h, err
 }
 
-// decompress returns PTX as text.
+// decompress returns PTX as plain text.
 func decompress(ptx []byte) ([]byte, error) {
 	const magic = "\x1f\x8b" // of gzip, RFC 1952
 	if !bytes.HasPrefix(ptx, []byte(magic)) {
@@ -55,26 +55,26 @@ func decompress(ptx []byte) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// uncovers marks instructions of compute capability 9.0 in PTX for 8.0, see start in
-// kernels/tutti.cuh, and forNewer takes it away.
+// uncovers marks instructions of compute capability 9.0 in PTX for 8.0, see start in kernels/tutti.cuh; forNewer
+// removes it.
 const uncovers = "//sm_90 "
 
 var forNewer = strings.NewReplacer(".version 7.5", ".version 7.8", ".target sm_80", ".target sm_90", uncovers, "")
 
-// StartsEarly reports whether kernels may start early ([Geometry.Dependent]), in graphs too:
-// on compute capability 9.0, with a driver for CUDA 12.3.
+// StartsEarly reports whether kernels may start early ([Geometry.Dependent]), also in graphs: on compute capability
+// 9.0, with a driver for CUDA 12.3.
 func (r *Runtime) StartsEarly() bool { return r.starts }
 
-// Close unloads the module; its kernels must neither run nor be launched any
-// more. Closing twice, or after the runtime, which unloaded it then, is fine.
+// Close unloads the module; its kernels must not be running, nor be launched again. Closing twice, or after the
+// runtime, which unloads its modules, does nothing.
 func (m *Module) Close() error {
 	return m.close()
 }
 
 // Kernel is an entry point of a module.
 type Kernel struct {
-	module *Module // which has the code; open as long as the kernel is used
-	name   string  // in the module
+	module *Module // holds the code; open while the kernel is used
+	name   string  // name in the module
 	entry  uintptr // CUfunction
 }
 
@@ -97,30 +97,28 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	}, nil
 }
 
-// Dim is a number of blocks or threads in each direction; zero counts as one.
+// Dim is a number of blocks or threads in each dimension; zero counts as one.
 type Dim struct{ X, Y, Z int }
 
-// Geometry is how many threads run a kernel, and how.
+// Geometry describes the threads of a launch.
 type Geometry struct {
 	Grid, Block Dim // blocks; Block: threads of each
 	Shared      int // bytes of dynamic shared memory of a block
-	// Cooperative: all blocks run at the same time, so that they may wait for
-	// each other; more than the GPU can hold is an error.
+	// Cooperative makes all blocks run at the same time, so that they may wait for each other. More blocks than the
+	// GPU can hold are an error.
 	Cooperative bool
-	// Dependent: the kernel may start before the one ahead of it in the stream
-	// has ended, if that allows it; it waits itself (griddepcontrol, compute
-	// capability 9.0).
+	// Dependent lets the kernel start before the one ahead of it in the stream has ended, if that one allows it. The
+	// kernel waits itself (griddepcontrol, compute capability 9.0).
 	Dependent bool
 }
 
-// launchConfig is CUlaunchConfig, for which the driver since CUDA 11.8 has
-// cuLaunchKernelEx.
+// launchConfig is CUlaunchConfig, the parameter of cuLaunchKernelEx in drivers since CUDA 11.8.
 type launchConfig struct {
 	grid, block [3]uint32 // blocks, and threads of each
 	shared      uint32    // bytes of dynamic shared memory of a block
 	_           uint32
 	stream      uintptr // CUstream; 0 is the legacy default stream
-	attributes  uintptr // address of launchAttributes, set when the memory is made
+	attributes  uintptr // address of launchAttributes; set when the memory is allocated
 	count       uint32  // attributes in use; 0 for none
 	_           uint32
 }
@@ -129,7 +127,7 @@ type launchConfig struct {
 type launchAttribute struct {
 	id    uint32 // CUlaunchAttributeID
 	_     uint32
-	value [64]byte // a union: 1 in the first byte, which means yes
+	value [64]byte // a union: 1 in the first byte means yes
 }
 
 const (
@@ -137,25 +135,23 @@ const (
 	attributeDependent   = 6 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 )
 
-// What the array "extra" of a launch holds.
+// The keys of the array "extra" of a launch.
 const (
 	extraEnd    = 0 // CU_LAUNCH_PARAM_END
 	extraBuffer = 1 // CU_LAUNCH_PARAM_BUFFER_POINTER
 	extraSize   = 2 // CU_LAUNCH_PARAM_BUFFER_SIZE
 )
 
-// maxParameters is the size of all parameters of a kernel, the least that any
-// version of PTX grants.
+// maxParameters is the maximum size of a kernel's parameters, the lowest that any version of PTX guarantees.
 const maxParameters = 4096
 
-// launchMemory is what the driver reads in a launch. It lies on the heap, and a
-// pool hands it out again.
+// launchMemory is the memory that the driver reads in a launch. It is on the heap, and reused through a pool.
 type launchMemory struct {
 	config     launchConfig        // of cuLaunchKernelEx
-	attributes [2]launchAttribute  // of config, which counts those in use
-	extra      [5]uintptr          // parameters of cuLaunchKernel, set when the memory is made
+	attributes [2]launchAttribute  // of config; config.count are in use
+	extra      [5]uintptr          // parameters of cuLaunchKernel; set when the memory is allocated
 	size       uintptr             // bytes of buffer in use
-	buffer     [maxParameters]byte // all parameters, as they lie in the kernel's structure
+	buffer     [maxParameters]byte // parameters in the layout of the kernel's structure
 }
 
 var launchPool = sync.Pool{New: func() any {
@@ -172,8 +168,8 @@ func (k *Kernel) Launch(s *Stream, g Geometry, words ...uint64) error {
 	return k.LaunchWith(s, g, hostmem.Bytes(words))
 }
 
-// LaunchWith is Launch with the parameters as they lie in memory, one behind the
-// other, each aligned as in C. It allocates nothing.
+// LaunchWith is Launch with the parameters in memory layout, one after the other, each aligned as in C. It allocates
+// nothing.
 func (k *Kernel) LaunchWith(s *Stream, g Geometry, parameters []byte) error {
 	r := k.module.rt
 	if _, err := k.module.use("module"); err != nil {
@@ -188,7 +184,7 @@ func (k *Kernel) LaunchWith(s *Stream, g Geometry, parameters []byte) error {
 	}
 	widest := max(g.Grid.X, g.Grid.Y, g.Grid.Z, g.Block.X, g.Block.Y, g.Block.Z, g.Shared)
 	if widest > math.MaxInt32 || g.Shared < 0 {
-		return r.argument("kernel %s: %+v", k.name, g) // of which the driver would see the low bits
+		return r.argument("kernel %s: %+v", k.name, g) // the driver would see only the low bits
 	}
 	m := launchPool.Get().(*launchMemory)
 	defer launchPool.Put(m)

@@ -15,9 +15,9 @@ import (
 type destructor struct {
 	fn    dl.Func // of the driver
 	bytes int     // of pinned memory
-	// Of shared memory, which takes more than one call: the handle and the size.
+	// For shared memory, which takes several calls to free: handle and size.
 	memory uintptr
-	size   int // bytes; 0 of other objects
+	size   int // bytes; 0 for other objects
 }
 
 // undo destroys a native object.
@@ -32,16 +32,15 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 	return r.free(d.fn, handle)
 }
 
-// owned are the native objects (streams, events, graphs, modules, pinned and
-// shared memory) that a runtime made and that nobody destroyed yet. Close destroys
-// them: the context, of which they are part, lives on while a framework or NCCL
-// retains it, and so would they.
+// owned are the native objects (streams, events, graphs, modules, pinned and shared memory) that a runtime made and
+// nobody has destroyed yet. Close destroys them: they belong to the context and would otherwise live on while a
+// framework or NCCL retains it.
 type owned struct {
-	mu      sync.Mutex             // held during no call of the driver but idle's
+	mu      sync.Mutex             // not held during driver calls, except in idle
 	objects map[uintptr]destructor // by handle
-	pinned  []uintptr              // those that are memory
+	pinned  []uintptr              // handles of pinned memory
 
-	// Objects that are in use outlive their removal: the last use destroys them.
+	// An object in use outlives its removal: the last use destroys it.
 	uses    map[uintptr]int        // by handle; none is 0
 	removed map[uintptr]destructor // while in use
 }
@@ -58,7 +57,7 @@ func (o *owned) add(handle uintptr, d destructor) {
 	}
 }
 
-// remove takes an object out; it is found once, and not if its last use destroys it.
+// remove removes an object. It is found only once, and not if its last use destroys it.
 func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -74,7 +73,7 @@ func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	return d, found
 }
 
-// use keeps an object from being destroyed until endUse, unless it is gone.
+// use keeps an object from being destroyed until endUse. It returns false if the object is gone.
 func (o *owned) use(handle uintptr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +88,7 @@ func (o *owned) use(handle uintptr) bool {
 	return true
 }
 
-// endUse ends a use. It returns what the caller destroys, if the object was removed meanwhile.
+// endUse ends a use. If the object was removed in the meantime, it returns what the caller must destroy.
 func (o *owned) endUse(handle uintptr) (d destructor, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -134,7 +133,7 @@ func (o *owned) with(fn dl.Func) (handles []uintptr) {
 	return handles
 }
 
-// drain takes all of them out.
+// drain removes all objects.
 func (o *owned) drain() map[uintptr]destructor {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -144,10 +143,9 @@ func (o *owned) drain() map[uintptr]destructor {
 	return all
 }
 
-// create makes a call whose first parameter receives a new object, which d
-// destroys.
+// create makes a call whose first parameter receives a new object, which d destroys.
 func (r *Runtime) create(fn dl.Func, d destructor, args ...uintptr) (uintptr, error) {
-	// Close must not come between the call and the note of it.
+	// Close must not run between the call and the record of its result.
 	if !r.gate.enter() {
 		return 0, r.usable()
 	}
@@ -159,8 +157,8 @@ func (r *Runtime) create(fn dl.Func, d destructor, args ...uintptr) (uintptr, er
 	return handle, err
 }
 
-// destroy destroys an object that this runtime made. What somebody else made is
-// left alone, and what Close destroyed is gone already.
+// destroy destroys an object that this runtime made. Objects of others stay, and objects that Close destroyed are gone
+// already.
 func (r *Runtime) destroy(handle uintptr) error {
 	if !r.gate.enter() {
 		return nil
@@ -176,16 +174,16 @@ func (r *Runtime) destroy(handle uintptr) error {
 	return r.sound()
 }
 
-// object is what streams, events and graphs have in common.
+// object is the common part of streams, events and graphs.
 type object struct {
-	rt     *Runtime    // whose it is
+	rt     *Runtime    // its owner
 	handle uintptr     // the driver's
 	kept   bool        // Close does nothing
 	closed atomic.Bool // Close was called
 }
 
-// use returns the native handle, unless the object or its runtime was closed:
-// the driver does not recognise the handle of something destroyed.
+// use returns the native handle, unless the object or its runtime was closed: the driver does not recognize the handle
+// of a destroyed object.
 func (o *object) use(kind string) (uintptr, error) {
 	switch {
 	case o.rt.gate.isShut():

@@ -6,16 +6,16 @@ import (
 	"sync/atomic"
 )
 
-// order is what the runtimes of one CUDA context know of each other's graphs: work on a stream
-// of one of them may be captured by another.
+// order is the shared state of the runtimes of one CUDA context about graphs: a runtime may capture work on a stream
+// of another.
 type order struct {
-	runtimes int // that are open; guarded by orders.mu
+	runtimes int // open runtimes; guarded by orders.mu
 
-	capturers atomic.Int32 // runtimes that are open and have captured
+	capturers atomic.Int32 // open runtimes that have captured
 	captures  sync.RWMutex // held for reading during a capture
 
-	// launches is held for writing during the steps of [Graph.Launch], and for reading while
-	// anything else is submitted that must not come between them.
+	// launches is held for writing during the steps of [Graph.Launch], and for reading while work is submitted that
+	// must not come between them.
 	launches sync.RWMutex
 
 	mu        sync.Mutex // acquired last of the three
@@ -44,8 +44,8 @@ func (o *orders) join(context uintptr) *order {
 	return shared
 }
 
-// leave undoes join for a runtime that has no graphs any more. The last runtime of a context removes its
-// order: the next context may have the same handle.
+// leave reverts join for a runtime that has no graphs left. The last runtime of a context removes its order, because
+// the next context may have the same handle.
 func (o *orders) leave(r *Runtime) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -58,7 +58,7 @@ func (o *orders) leave(r *Runtime) {
 	}
 }
 
-// begin notes that r captures g, until end.
+// begin records that r captures g, until end.
 func (o *order) begin(r *Runtime, g *Graph) {
 	if !r.hasGraphs.Swap(true) {
 		o.capturers.Add(1)
@@ -76,7 +76,7 @@ func (o *order) end(g *Graph) {
 	o.captures.RUnlock()
 }
 
-// announce notes work that is submitted next, if its stream is being captured.
+// announce records work that is submitted next, if its stream is being captured.
 func (o *order) announce(w Serial) {
 	if o.capturers.Load() == 0 {
 		return
@@ -89,7 +89,7 @@ func (o *order) announce(w Serial) {
 	if capturing, err := w.Stream().Capturing(); err == nil && !capturing {
 		return
 	}
-	for _, g := range o.capturing { // at worst one that is captured beside it is ordered as well
+	for _, g := range o.capturing { // may include a concurrent capture, which is then ordered as well
 		if !slices.Contains(g.serial, w) {
 			g.serial = append(g.serial, w)
 		}

@@ -4,18 +4,18 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// The parameters of each kernel are a structure here. It is laid out as the one in kernels/*.cu that its
-// comment names, or as the parameters of functions that take one after the other: whole 64-bit words, of
-// which the kernel reads as much as the parameter's type has. Fields have the names of the device's, or say
-// in their tags what those are; buildEmulator has the compiler compare where they are. A uintptr is an address in the
-// GPU's memory, and its comment says what lies there. The values are read when the launch is submitted.
+// The parameters of each kernel are a structure. Its layout equals the structure in kernels/*.cu that its comment
+// names, or a list of 64-bit words for kernels with several parameters; a kernel reads only as much of a word as its
+// type has. Fields have the names of the device's fields, or name these in their tags. buildEmulator makes the
+// compiler compare their offsets. A uintptr is an address in GPU memory, and its comment describes the data there.
+// Values are read when the launch is submitted.
 
 // listParameters is entries of kernels/order.cuh.
 type listParameters struct {
 	idx    uintptr // of I32, ascending
-	val    uintptr // of F32; not read where only indices count
-	n      int     // entries, or those that there is room for
-	length uintptr // of the I32 with the number of entries; 0 where that is n
+	val    uintptr // of F32; not read if only indices count
+	n      int     // entries, or capacity in entries
+	length uintptr // of the I32 with the number of entries; 0: it is n
 }
 
 func listOf(l kernel.Entries) listParameters {
@@ -29,7 +29,7 @@ func listOf(l kernel.Entries) listParameters {
 
 // arrayParameters is array of kernels/order.cuh.
 type arrayParameters struct {
-	p      uintptr // of F32; 0 where there is no array
+	p      uintptr // of F32; 0 means no array
 	n      int     // elements
 	faults uintptr // of the I32 that counts indices beyond n; 0: they are not counted
 }
@@ -42,12 +42,12 @@ func arrayOf(a kernel.Array) arrayParameters {
 	}
 }
 
-// gradientParameters are what a gradient is added to, and the gradient.
+// gradientParameters are a gradient and the array to which it is added.
 type gradientParameters struct {
-	from   uintptr // of F32; where the gradient is added in place it is x
-	grad   uintptr // of elements of kind; 0 where kind is 0
+	from   uintptr // of F32; x if the gradient is added in place
+	grad   uintptr // of elements of kind; 0 if kind is 0
 	kind   uint64  `cu:"type"` // as kernels/elements.cuh numbers them
-	factor uintptr // of the F32 that the gradient is multiplied by; 0 is one
+	factor uintptr // of the F32 that scales the gradient; 0 means 1
 }
 
 func gradientOf(src kernel.Source) gradientParameters {
@@ -59,7 +59,7 @@ func gradientOf(src kernel.Source) gradientParameters {
 	}
 }
 
-// flag is a condition as a kernel reads it.
+// flag returns a condition in the form that kernels read.
 func flag(condition bool) uint64 {
 	if condition {
 		return 1
@@ -67,7 +67,7 @@ func flag(condition bool) uint64 {
 	return 0
 }
 
-// Of kernels/memory.cu.
+// kernels/memory.cu
 
 // fillParameters are the parameters of fill_u64.
 type fillParameters struct {
@@ -76,14 +76,14 @@ type fillParameters struct {
 	value uint64  // of each of them
 }
 
-// stridedParameters are the parameters of the kernels that copy_strided and transpose have for each size of elements.
+// stridedParameters are the parameters of copy_strided and transpose, which exist for each element size.
 type stridedParameters struct {
 	dst    uintptr       // of the first element
 	src    uintptr       // the same
-	layout stridedLayout // of both
+	layout stridedLayout // layout of both
 }
 
-// Of kernels/dense.cu.
+// kernels/dense.cu
 
 // scaleParameters are the parameters of scale, for each type of elements.
 type scaleParameters struct {
@@ -97,25 +97,25 @@ type storeParameters struct {
 	dst    uintptr // of elements
 	src    uintptr // of F32
 	n      int     // elements
-	factor float32 // that each is multiplied by
+	factor float32 // scale
 	_      uint32  // parameters are whole words
-	excess uintptr // of n F32 that get what is beyond the type's range; 0: that becomes infinite
+	excess uintptr // of n F32 that receive the part beyond the type's range; 0: overflow becomes infinite
 }
 
 // copyParameters is copy.
 type copyParameters struct {
 	dst  uintptr // of elements
-	src  uintptr // the same; 0 stores zeros
+	src  uintptr // of elements; 0 stores zeros
 	n    int     // elements
 	size int     // bytes of one
 }
 
 // copyIfParameters is copy_if_args.
 type copyIfParameters struct {
-	flags  uintptr                          // of m I32, of which one that is not 0 is the condition
+	flags  uintptr                          // of m I32; the condition is that any is not 0
 	m      int                              // at least 1
 	count  int                              // copies in use
-	copies [kernel.MaxCopies]copyParameters // those behind count are zero
+	copies [kernel.MaxCopies]copyParameters // unused ones are zero
 }
 
 // fitParameters is fit_args.
@@ -127,7 +127,7 @@ type fitParameters struct {
 	gradientParameters
 	z         float64 // standard deviations above the mean
 	threshold uintptr // of the F32 that is written
-	keep      uintptr // of n F32 that get what the gradient is added to; 0 for none
+	keep      uintptr // of n F32 that receive the values before the gradient is added; 0 for none
 }
 
 // sumSquaresParameters is sum_args.
@@ -148,8 +148,8 @@ type fixedParameters struct {
 	bits      int     // of a term below its exponent, 1 to 30
 	x         uintptr // of n elements
 	add       uint64  // of store: 1 adds to sums, 0 replaces them
-	divisor   int     // of load: at least 1; 0 of the others
-	factor    uintptr // of load: of an F32; 0 is one
+	divisor   int     // divisor of load: at least 1; 0 for other kernels
+	factor    uintptr // of the F32 that load multiplies by; 0 means 1
 }
 
 // squareParameters is square_args.
@@ -161,7 +161,7 @@ type squareParameters struct {
 	n         int     // elements
 	skip      int     // elements of the first block before them, less than FixedBlock
 	bits      int     // of a term below its exponent, 1 to 30
-	divisor   int     // of sums, at least 1
+	divisor   int     // divisor of sums, at least 1
 	sum       uintptr // of the F64 that is written
 }
 
@@ -170,8 +170,8 @@ type clipFactorParameters struct {
 	factor  uintptr // of the F32 that is written
 	squares uintptr // of m F64
 	m       int     // at least 1
-	share   float64 // that the sum of squares is multiplied by
-	limit   float64 // of the norm
+	share   float64 // factor of the sum of squares
+	limit   float64 // limit of the norm
 }
 
 // refineParameters is refine_args.
@@ -180,25 +180,25 @@ type refineParameters struct {
 	x         uintptr             // of F32
 	n         int                 // elements
 	threshold uintptr             // of an F32, in place
-	k         int                 // entries that should pass
+	k         int                 // number of entries that should reach it
 	m         int                 // factors in use; 0 leaves the threshold
-	factors   [maxFactors]float32 // ascending; those behind m are 0
+	factors   [maxFactors]float32 // ascending; unused ones are 0
 }
 
-// Of kernels/select.cu.
+// kernels/select.cu
 
-// segmentsParameters is segments: what the warps of pick have listed.
+// segmentsParameters is segments: the entries listed by the warps of pick.
 type segmentsParameters struct {
-	idx    uintptr // of I32, room for each warp
+	idx    uintptr // of I32, a segment for each warp
 	val    uintptr // of F32, the same
-	count  uintptr // of a U32 for each warp, and behind them for each block
+	count  uintptr // of a U32 for each warp, followed by one for each block
 	room   int     // entries of a warp's segment
-	blocks int     // of pick; 0 where cut comes without it
+	blocks int     // blocks of pick; 0 without pick
 }
 
 // siftedParameters is sifted.
 type siftedParameters struct {
-	counts     uintptr `cu:"above"` // of a U32 for each warp and block: entries that cut need not decide on
+	counts     uintptr `cu:"above"` // of a U32 for each warp and block: entries that need no decision by cut
 	candidates uintptr // of 64-bit words: entries that cut decides on
 	room       int     // candidates at most
 }
@@ -208,24 +208,24 @@ type pickParameters struct {
 	control uintptr            `cu:"c"`  // of the launches' common state
 	target  segmentsParameters `cu:"to"` // not written by pickNone
 	x       uintptr            // of n F32: an array, or the values of a list
-	idx     uintptr            // of a list's indices; 0 for an array
-	n       int                // elements, or entries of the list at most
-	length  uintptr            // of the I32 with the list's length; 0 where that is n
+	idx     uintptr            // of the indices of a list; 0 for an array
+	n       int                // elements, or capacity of the list
+	length  uintptr            // of the I32 with the list's length; 0: it is n
 	gradientParameters
-	take      uint64  // 1 stores zeros where entries were selected, 0 leaves them
+	take      uint64  // 1 stores zeros for selected entries, 0 leaves them
 	mode      int     // a pickMode
-	threshold uintptr // of an F32 and, of pickNear its age, of pickTop its margin; 0 is no threshold
-	interval  int     // of pickNear: calls that a threshold serves; 0 is as long as it is accepted
-	keep      uintptr // of n F32 that get what the gradient is added to; 0 for none
+	threshold uintptr // of an F32, followed by its age (pickNear) or margin (pickTop); 0: no threshold
+	interval  int     // for pickNear: calls that a threshold serves; 0: while it is accepted
+	keep      uintptr // of n F32 that receive the values before the gradient is added; 0 for none
 }
 
 // siftParameters is sift_args.
 type siftParameters struct {
 	control uintptr            `cu:"c"`    // of the launches' common state
-	source  segmentsParameters `cu:"from"` // what pick has listed
-	target  siftedParameters   `cu:"to"`   // what cut has to decide on
-	n       int                // elements, or entries of a list at most
-	length  uintptr            // of the I32 with the list's length; 0 where that is n
+	source  segmentsParameters `cu:"from"` // entries listed by pick
+	target  siftedParameters   `cu:"to"`   // entries for cut to decide on
+	n       int                // elements, or capacity of the list
+	length  uintptr            // of the I32 with the list's length; 0: it is n
 	k       int                // entries wanted
 }
 
@@ -234,40 +234,40 @@ type cutParameters struct {
 	control   uintptr            `cu:"c"` // of the launches' common state
 	status    uintptr            // of a 64-bit word for each tile
 	ties      uintptr            // the same, for entries that equal the threshold
-	source    segmentsParameters `cu:"from"` // what pick has listed, where picked is 1
-	sifted    siftedParameters   // what sift has left
+	source    segmentsParameters `cu:"from"` // entries listed by pick, if picked is 1
+	sifted    siftedParameters   // results of sift
 	x         uintptr            // of n F32: an array, or the values of a list
-	n         int                // elements, or entries of the list at most
-	idx       uintptr            // of a list's indices; 0 for an array
-	length    uintptr            // of the I32 with the list's length; 0 where that is n
+	n         int                // elements, or capacity of the list
+	idx       uintptr            // of the indices of a list; 0 for an array
+	length    uintptr            // of the I32 with the list's length; 0: it is n
 	picked    uint64             // 1 after pick; 0: all of x is the source
-	dst       listParameters     // gets the entries selected
-	k         int                // entries wanted; of top-k and near
-	take      uint64             // 1 stores zeros where entries were selected, 0 leaves them
+	dst       listParameters     // receives the selected entries
+	k         int                // entries wanted, for top-k and near
+	take      uint64             // 1 stores zeros for selected entries, 0 leaves them
 	zeros     uint64             // 1: zeros may be among the k largest
 	threshold uintptr            // of the threshold's F32, which top-k and near write; 0 for none
-	age       uintptr            // of the threshold's I32, of near; 0 for none
-	used      uintptr            // of an F32 that gets the threshold as it was used; 0 for none
-	margin    uintptr            // of the guess's F32, of top-k; 0 for none
-	min       int                // entries of near at least
-	step      float64            // of near: the correction of a threshold; 0 is none
-	shared    uintptr            // of the lists of other ranks that get dst too; 0 for none
+	age       uintptr            // of the threshold's I32, for near; 0 for none
+	used      uintptr            // of an F32 that receives the threshold that was used; 0 for none
+	margin    uintptr            // of the guess's F32, for top-k; 0 for none
+	min       int                // minimum number of entries for near
+	step      float64            // for near: the correction of a threshold; 0 for none
+	shared    uintptr            // of the shared lists that receive a copy of dst; 0 for none
 }
 
 // cutOutsideParameters is outside_args.
 type cutOutsideParameters struct {
-	cut      cutParameters   // of a list
-	without  uintptr         // of two I32, between which indices take no part; 0: all do
-	residual arrayParameters `cu:"rest"` // gets the entries left out; its p is 0 where nothing does
+	cut      cutParameters   // cut of a list
+	without  uintptr         // of two I32; indices between them are not cut; 0 cuts all
+	residual arrayParameters `cu:"rest"` // receives the dropped entries; its p is 0 for none
 }
 
-// Of kernels/lists.cu.
+// kernels/lists.cu
 
 // restorationParameters is back.
 type restorationParameters struct {
-	dst   arrayParameters // that entries are added to
-	l     listParameters  // the entries
-	taken listParameters  // entries whose indices are left out; its n is 0 where none are
+	dst   arrayParameters // array that receives the entries
+	l     listParameters  // entries
+	taken listParameters  // entries whose indices are skipped; its n is 0 for none
 }
 
 func restorationOf(r kernel.Restoration) restorationParameters {
@@ -281,61 +281,61 @@ func restorationOf(r kernel.Restoration) restorationParameters {
 // scatterParameters is scatter_args.
 type scatterParameters struct {
 	restorationParameters
-	scale float64 // of scatter_add; 1 otherwise
+	scale float64 // factor of scatter_add; 1 for others
 }
 
 // lowerBoundsParameters is bounds_args.
 type lowerBoundsParameters struct {
-	l         listParameters // whose indices are counted
+	l         listParameters // list whose indices are counted
 	bounds    uintptr        // of m I32
 	m         int            // bounds
-	positions uintptr        // of m I32 that are written
-	lengths   uintptr        // of m-1 I32 that are written; 0 for none
+	positions uintptr        // of m I32 to write
+	lengths   uintptr        // of m-1 I32 to write; 0 for none
 }
 
 // sampleParameters is sample_args.
 type sampleParameters struct {
-	l         listParameters        // whose indices are read
+	l         listParameters        // list whose indices are read
 	n         int                   // the range of indices, for an empty list
 	m         int                   // quantiles in use
 	dst       uintptr               // of m I32
-	quantiles [maxQuantiles]float64 // in [0, 1); those behind m are 0
+	quantiles [maxQuantiles]float64 // in [0, 1); unused ones are 0
 }
 
 // balanceParameters is balance_args.
 type balanceParameters struct {
 	control uintptr `cu:"c"` // of the launches' common state
-	samples uintptr // of m I32, which get sorted
-	sorted  uintptr // of m I32, for the kernel's own use
+	samples uintptr // of m I32, which are sorted in place
+	sorted  uintptr // of m I32, scratch memory
 	m       int     // samples, at least 1
 	n       int     // the range of indices
-	bounds  uintptr // of parts+1 I32 that are written
+	bounds  uintptr // of parts+1 I32 to write
 	parts   int     // at least 1
 }
 
 // countAboveParameters is count_args.
 type countAboveParameters struct {
 	control    uintptr        `cu:"c"` // of the launches' common state
-	l          listParameters // whose values are counted
+	l          listParameters // list whose values are counted
 	thresholds uintptr        // of m F32
 	m          int            // thresholds, at most maxCounts
-	counts     uintptr        // of m I32 that are written
+	counts     uintptr        // of m I32 to write
 }
 
 // narrowParameters is narrow_args.
 type narrowParameters struct {
 	bracket    uintptr // of two U32, in place
 	counts     uintptr // of m I32 of the round before; 0 begins a search
-	k          int     // magnitudes sought
-	thresholds uintptr // of m F32 that are written
-	m          int     // thresholds of a round
+	k          int     // rank of the magnitude that is searched
+	thresholds uintptr // of m F32 to write
+	m          int     // thresholds in a round
 }
 
 // putListsParameters is put_args.
 type putListsParameters struct {
-	table uintptr                    `cu:"to"`   // of the 64-bit words that are written
+	table uintptr                    `cu:"to"`   // of the 64-bit words to write
 	words int                        `cu:"n"`    // 64-bit words of the lists in use
-	lists [listsOfPut]listParameters `cu:"word"` // those behind words are zero
+	lists [listsOfPut]listParameters `cu:"word"` // unused ones are zero
 }
 
 // mergeParameters is merge_args.
@@ -345,38 +345,38 @@ type mergeParameters struct {
 	dst         uintptr                     // of merge
 	union       listParameters              `cu:"to"` // of unite
 	n           int                         // elements of dst, or the range of indices
-	scale       float64                     // that values are multiplied by
+	scale       float64                     // factor of values
 	faults      uintptr                     // of the I32 that counts indices beyond n; 0: they are not counted
 	excess      uintptr                     `cu:"rest"` // of merge
 	threshold   uintptr                     // of unite
 	shared      uintptr                     // of unite
 	restoration restorationParameters       `cu:"back"` // of merge
 	count       int                         // lists
-	table       uintptr                     // of lists that are too many; otherwise 0
-	lists       [inlineLists]listParameters `cu:"list"` // those behind count are zero; unused where table is set
+	table       uintptr                     // of the lists, if there are too many for lists; otherwise 0
+	lists       [inlineLists]listParameters `cu:"list"` // unused ones are zero; unused if table is set
 }
 
-// Of kernels/pieces.cu.
+// kernels/pieces.cu
 
 // pieceParameters is piece.
 type pieceParameters struct {
-	source  listParameters `cu:"from"` // the list that is copied from
-	start   uintptr        // of the I32 where the piece begins; 0: at the list's first entry
-	end     uintptr        // of the I32 where it ends; 0: behind the last
+	source  listParameters `cu:"from"` // list to copy from
+	start   uintptr        // of the I32 at which the piece begins; 0: at the list's first entry
+	end     uintptr        // of the I32 at which it ends; 0: after the last entry
 	byIndex uint64         // 1: start and end are indices; 0: positions
 	idx     uintptr        // of the target's I32
 	val     uintptr        // of the target's F32
-	room    int            // entries that the target takes
-	length  uintptr        // of the I32 with the target's length, which is written
+	room    int            // capacity of the target in entries
+	length  uintptr        // of the I32 that receives the target's length
 }
 
 // copyPiecesParameters is pieces_args.
 type copyPiecesParameters struct {
 	count  int                        // pieces in use
-	pieces [maxPieces]pieceParameters // those behind count are zero
+	pieces [maxPieces]pieceParameters // unused ones are zero
 }
 
-// Of kernels/codec.cu.
+// kernels/codec.cu
 
 // quantizeParameters is quantize_args.
 type quantizeParameters struct {
@@ -384,7 +384,7 @@ type quantizeParameters struct {
 	codec uint64  // a kernel.Codec that quantizes
 	src   uintptr // of n F32
 	n     int     // elements
-	lost  uintptr // of n F32 that get what rounding loses; 0 for none
+	lost  uintptr // of n F32 that receive the rounding errors; 0 for none
 }
 
 // dequantizeParameters is dequantize_args.
@@ -402,31 +402,31 @@ type encodeParameters struct {
 	status   uintptr         // of a 64-bit word for each tile
 	l        listParameters  // the entries
 	codec    uint64          // a kernel.Codec that encodes
-	fit      int             // entries that there is room for
-	message  uintptr         // of the bytes that are written
+	fit      int             // capacity in entries
+	message  uintptr         // of the bytes to write
 	capacity int             // bytes, at least 8
-	length   uintptr         // of the I32 with the message's bytes, which is written; 0 for none
-	lost     arrayParameters // gets what rounding loses; its p is 0 where nothing does
+	length   uintptr         // of the I32 that receives the message's length in bytes; 0 for none
+	lost     arrayParameters // receives the rounding errors; its p is 0 for none
 }
 
 // decodeParameters is decode_args.
 type decodeParameters struct {
 	codec    uint64         // a kernel.Codec that encodes
-	message  uintptr        // of the bytes that are read
+	message  uintptr        // of the bytes to read
 	capacity int            // bytes
-	dst      listParameters // whose length is written
+	dst      listParameters // its length is written
 }
 
 // topKChunksParameters is chunks_args.
 type topKChunksParameters struct {
 	x uintptr // of n F32
 	gradientParameters
-	keep   uintptr // of n F32 that get what the gradient is added to; 0 for none
+	keep   uintptr // of n F32 that receive the values before the gradient is added; 0 for none
 	n      int     // elements
-	take   uint64  // 1 stores zeros where entries were selected, 0 leaves them
+	take   uint64  // 1 stores zeros for selected entries, 0 leaves them
 	k      int     // entries of a chunk
 	chunk  int     // elements of a chunk, at least 1
 	idx    uintptr // of I32
 	val    uintptr // of F32
-	length uintptr // of the I32 with the number of entries, which is written; 0 for none
+	length uintptr // of the I32 that receives the number of entries; 0 for none
 }

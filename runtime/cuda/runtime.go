@@ -1,14 +1,13 @@
-// Package cuda makes tensors on NVIDIA GPUs, copies them and runs kernels: it is the
-// [runtime.Runtime] of a GPU, on the CUDA driver API.
+// Package cuda is the [runtime.Runtime] of an NVIDIA GPU, on the CUDA driver API: it makes tensors, copies them and
+// runs kernels.
 //
-// The driver library is opened when the first runtime is, never linked: a
-// program that contains this package starts on a machine without a GPU, and
-// [Open] there returns an error wrapping [runtime.ErrUnavailable]. No toolkit is
-// needed either; the kernels are PTX that the driver compiles.
+// The driver library is opened with the first runtime, never linked. A program that contains this package starts on a
+// machine without a GPU, where [Open] returns an error wrapping [runtime.ErrUnavailable]. It needs no toolkit either;
+// the kernels are PTX that the driver compiles.
 //
-// A runtime uses the device's primary context, as the CUDA runtime API and the
-// frameworks on top of it do, so pointers, streams and events may be passed
-// back and forth as plain handles; with [WithContext] it uses another one.
+// A runtime uses the device's primary context, as do the CUDA runtime API and the frameworks on top of it, so
+// pointers, streams and events may be passed back and forth as plain handles. With [WithContext] it uses another
+// context.
 package cuda
 
 import (
@@ -32,39 +31,39 @@ type Runtime struct {
 	index   int                  // ordinal of the GPU
 	device  uintptr              // CUdevice
 	ctx     uintptr              // CUcontext
-	lent    bool                 // it is somebody else's
-	info    DeviceInfo           // what the driver says of it
+	lent    bool                 // the context belongs to the caller
+	info    DeviceInfo           // the driver's description of it
 	starts  bool                 // see StartsEarly
-	memory  *allocationProp      // the kind of memory that the pool consists of
+	memory  *allocationProp      // kind of memory in the pool
 	pool    *pool.Pool           // of device memory; locks itself
 	kernels [kernelCount]uintptr // functions by number; loaded by Open
 	sparse  sparse               // kernels for sparse exchanges; locks itself
-	compute *Stream              // the stream of kernels and copies on the device
-	copyIn  lazyStream           // of copies from the host
-	copyOut lazyStream           // of copies to the host that callers wait for
-	toHost  lazyStream           // of host copies
+	compute *Stream              // stream of kernels and device copies
+	copyIn  lazyStream           // stream of copies from the host
+	copyOut lazyStream           // stream of copies to the host that callers wait for
+	toHost  lazyStream           // stream of host copies
 
-	gate   gate                  // calls
-	graphs gate                  // captures and launches of graphs
-	frees  gate                  // CurrentToFree
+	gate   gate                  // counts calls
+	graphs gate                  // counts captures and launches of graphs
+	frees  gate                  // counts calls of CurrentToFree
 	owned  owned                 // native objects that Close destroys; locks itself
 	words  words                 // of NewWord; locks itself
-	copies keptCopies            // from host memory that may be pending; locks itself
+	copies keptCopies            // copies from host memory that may be in flight; locks itself
 	broken atomic.Pointer[error] // the sticky error of the context; nil while there is none
 
-	// Of Background, what Close waits for.
+	// Functions of Background, for which Close waits.
 	background struct {
 		sync.Mutex
 		sync.WaitGroup
-		awaited bool // Close waits already: guarded by the mutex
+		awaited bool // Close is waiting; guarded by the mutex
 	}
-	parent    *Runtime      // of which this is a fork
+	parent    *Runtime      // nil unless this is a fork
 	order     *order        // of the context; nil before there is one
 	hasGraphs atomic.Bool   // this runtime has captured
 	forks     forks         // runtimes of one side stream each; locks itself
 	closing   sync.Mutex    // held by Close
-	closeTime time.Duration // how long Close waits for one thing
-	flushTime time.Duration // how long a fence waits
+	closeTime time.Duration // limit of each wait in Close
+	flushTime time.Duration // limit of a fence
 }
 
 var (
@@ -82,23 +81,20 @@ type options struct {
 	adopt   bool    // stream is the compute stream; false makes one
 	stream  uintptr // a CUstream; 0 is the legacy default stream
 	context uintptr // a CUcontext; 0 is the primary one
-	first   bool    // the compute stream comes before others
+	first   bool    // the compute stream has a higher priority
 }
 
-// WithContext makes the runtime use an existing CUcontext of the GPU instead of its
-// primary one: the context of a program that makes contexts with cuCtxCreate. It has to
-// outlive the runtime, which neither destroys nor releases it, and a context of
-// another GPU is [runtime.ErrDevice]. Libraries on the CUDA runtime API, NCCL among
-// them, use the primary context: where they take part, the program should do so too
-// (cuDevicePrimaryCtxRetain).
+// WithContext makes the runtime use an existing CUcontext of the GPU instead of its primary one, for programs that
+// make contexts with cuCtxCreate. The context must outlive the runtime, which neither destroys nor releases it. A
+// context of another GPU is [runtime.ErrDevice]. Libraries on the CUDA runtime API, including NCCL, use the primary
+// context: a program that uses them should too (cuDevicePrimaryCtxRetain).
 func WithContext(handle uintptr) Option {
 	return func(o *options) { o.context = handle }
 }
 
-// WithComputeStream makes the runtime order its work on an existing CUstream of
-// its context, such as a framework's, instead of a new one.
-// The stream has to outlive the runtime; see [Runtime.CheckStream] for what
-// streams it may be. The handle 0 is the legacy default stream.
+// WithComputeStream makes the runtime order its work on an existing CUstream of its context, such as a framework's,
+// instead of a new one. The stream must outlive the runtime; [Runtime.CheckStream] says which streams are allowed. The
+// handle 0 is the legacy default stream.
 func WithComputeStream(handle uintptr) Option {
 	return func(o *options) {
 		o.adopt = true
@@ -106,8 +102,8 @@ func WithComputeStream(handle uintptr) Option {
 	}
 }
 
-// Open returns the runtime of GPU number index. Several runtimes may be open
-// on one GPU; each has its own stream and pool.
+// Open returns a runtime of GPU number index. Several runtimes may be open on one GPU; each has its own stream and
+// pool.
 func Open(index int, opts ...Option) (*Runtime, error) {
 	var o options
 	for _, opt := range opts {
@@ -137,7 +133,7 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	return r, nil
 }
 
-// init acquires what Close releases, in the order in which it is needed.
+// init acquires the resources that Close releases, in the order in which they are needed.
 func (r *Runtime) init(o options, devices int) (err error) {
 	if r.info, err = r.drv.describe(r.index, devices); err != nil {
 		return err
@@ -181,7 +177,7 @@ func (r *Runtime) init(o options, devices int) (err error) {
 	return r.loadKernels("memory.ptx.gz", 0, kernelScaleF32)
 }
 
-// acquireContext takes the context that it is given, 0 for the primary one.
+// acquireContext uses the given context, or the primary one if it is 0.
 func (r *Runtime) acquireContext(handle uintptr) error {
 	if handle == 0 {
 		ctx, err := r.drv.get(r.index, r.drv.sym.PrimaryCtxRetain, r.device)
@@ -202,8 +198,7 @@ func (r *Runtime) acquireContext(handle uintptr) error {
 	return err
 }
 
-// oldestMajor is the compute capability that the kernels' PTX is for: the
-// driver compiles it for any newer GPU, and for no older one.
+// oldestMajor is the compute capability of the kernels' PTX: the driver compiles it for that and any newer GPU.
 const oldestMajor = 8
 
 // Name implements [runtime.Runtime].
@@ -239,8 +234,8 @@ func (r *Runtime) Synchronize(ctx context.Context) error {
 	return r.compute.Synchronize(ctx)
 }
 
-// MemoryInfo returns the free and total bytes of the GPU, as the driver sees
-// them: memory that this runtime's pool caches is not free.
+// MemoryInfo returns the free and total bytes of the GPU, as the driver counts them: memory that this runtime's pool
+// caches is not free.
 func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
@@ -248,20 +243,20 @@ func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	return int64(out[0]), int64(out[1]), err
 }
 
-// Background runs f on another goroutine, for which Close waits. Libraries on top
-// of the runtime use it to free their objects, in CurrentToFree.
+// Background runs f on another goroutine, for which Close waits. Libraries on top of the runtime free their objects in
+// it, with CurrentToFree.
 func (r *Runtime) Background(f func()) {
 	b := &r.background
 	b.Lock()
 	defer b.Unlock()
 	if b.awaited {
-		go f() // too late to be waited for; its calls may fail
+		go f() // Close does not wait for it; its calls may fail
 		return
 	}
 	b.Go(f)
 }
 
-// awaitBackground waits for what Background started.
+// awaitBackground waits for the functions of Background.
 func (r *Runtime) awaitBackground() error {
 	b := &r.background
 	b.Lock()
@@ -280,18 +275,16 @@ func (r *Runtime) awaitBackground() error {
 	}
 }
 
-// Close implements [runtime.Runtime]. It waits for calls in flight and for the
-// work of this runtime's streams, and destroys the remaining streams, events and
-// graphs, whose own Close does nothing afterwards. Device and pinned memory that
-// was not freed is reported as an error wrapping [runtime.ErrLeak].
+// Close implements [runtime.Runtime]. It waits for calls in flight and for the work of this runtime's streams. It
+// destroys the remaining streams, events and graphs, whose own Close does nothing afterwards. Device and pinned memory
+// that was not freed is reported as an error wrapping [runtime.ErrLeak].
 //
-// Each of these waits lasts 30 s at most. Close reports work that has not ended
-// by then, and does not free what it may use. On a broken device Close frees as
-// much as the driver permits; the error wraps [runtime.ErrBroken] and the cause.
+// Each wait lasts 30 s at most. If work has not ended by then, Close reports it, and does not free memory that it may
+// use. On a broken device Close frees as much as the driver permits; the error wraps [runtime.ErrBroken] and the
+// cause.
 //
-// Close does not wait for work of others on the GPU, unless the driver does in
-// the calls that free objects. A context of [WithContext] stays, as does the
-// primary one while somebody else retains it.
+// Close does not wait for work of others on the GPU, unless the driver does in the calls that free objects. A context
+// of [WithContext] stays, as does the primary one while other code retains it.
 func (r *Runtime) Close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()
@@ -302,13 +295,13 @@ func (r *Runtime) Close() error {
 		r.parent.forks.remove(r)
 	}
 	var err error
-	for _, b := range r.forks.shut() { // that nobody closed
+	for _, b := range r.forks.shut() { // forks that nobody has closed
 		err = errors.Join(err, b.Close())
 	}
 	err = errors.Join(err, r.destroyGraphs(), r.awaitBackground())
 	r.gate.shut()
 	if r.ctx == 0 {
-		return err // Open failed before there was anything
+		return err // Open failed before there was a context
 	}
 	if pending := r.awaitWork(); pending != nil {
 		return errors.Join(err, pending)
@@ -320,9 +313,8 @@ func (r *Runtime) Close() error {
 	return errors.Join(err, r.sound())
 }
 
-// destroyGraphs destroys the graphs that are left: libraries that free their
-// memory in the background may wait for that. A graph that is still running
-// then is freed by the driver when it is done.
+// destroyGraphs destroys the remaining graphs, for which libraries that free memory in the background may wait. The
+// driver frees a running graph once it has ended.
 func (r *Runtime) destroyGraphs() error {
 	r.graphs.shut()
 	exec := r.drv.sym.GraphExecDestroy
@@ -330,7 +322,7 @@ func (r *Runtime) destroyGraphs() error {
 		return r.graphs.empty() && (len(r.owned.with(exec)) == 0 || r.idle())
 	})
 	if !r.graphs.empty() {
-		return nil // a capture goes on, and awaitWork reports that
+		return nil // a capture is in progress, and awaitWork reports it
 	}
 	var errs []error
 	for _, handle := range r.owned.with(exec) {
@@ -341,11 +333,10 @@ func (r *Runtime) destroyGraphs() error {
 	return errors.Join(errs...)
 }
 
-// awaitWork waits until no call is in flight and this runtime's streams are
-// done, and then for what frees things.
+// awaitWork waits until no call is in flight and this runtime's streams are idle, and then for functions of
+// Background.
 func (r *Runtime) awaitWork() error {
-	// First the calls: a stream may be asked neither while it is destroyed nor
-	// while it is captured.
+	// Calls come first: a stream may not be queried while it is destroyed or captured.
 	err := r.await(func() bool {
 		return r.graphs.empty() && r.gate.empty() && r.idle()
 	})
@@ -361,15 +352,15 @@ func (r *Runtime) awaitWork() error {
 	return nil
 }
 
-// await waits for as long as Close does for any one thing.
+// await waits for done, for at most the limit of each wait in Close.
 func (r *Runtime) await(done func() bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.closeTime)
 	defer cancel()
 	return poll.Until(ctx, func() (bool, error) { return done(), nil })
 }
 
-// idle reports whether this runtime's streams are done, and its copies on others.
-// What cannot be asked, as on a broken device, counts as done.
+// idle reports whether this runtime's streams, and its copies on others, have no work left. Streams that cannot be
+// queried, as on a broken device, count as idle.
 func (r *Runtime) idle() bool {
 	stream := r.drv.sym.StreamQuery
 	event := r.drv.sym.EventQuery
@@ -386,7 +377,7 @@ func (r *Runtime) idle() bool {
 			return false
 		}
 	}
-	r.owned.mu.Lock() // so that nobody destroys a stream
+	r.owned.mu.Lock() // keeps streams from being destroyed
 	defer r.owned.mu.Unlock()
 	for handle, d := range r.owned.objects {
 		if d.fn == r.drv.sym.StreamDestroy && r.pending(stream, handle) {
@@ -396,7 +387,7 @@ func (r *Runtime) idle() bool {
 	return true
 }
 
-// pending asks a stream, or an event, whether there is work to do.
+// pending queries whether a stream or an event has work in flight.
 func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	previous, err := r.makeCurrent()
 	if err != nil {
@@ -410,7 +401,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	return status == statusNotReady
 }
 
-// releaseAll destroys what this runtime made and releases its context if it is not the primary one.
+// releaseAll destroys the runtime's objects, and releases its context if it is the primary one.
 func (r *Runtime) releaseAll() error {
 	var errs []error
 	if r.pool != nil {

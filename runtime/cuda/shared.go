@@ -10,16 +10,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
-// SharedMemory is GPU memory that several GPUs of this machine reach, of this
-// process or of others. Each has its own mapping at its own address;
-// the memory lives until the last of them is closed, or their processes end.
+// SharedMemory is GPU memory that several GPUs of this machine can access, in this process or in others. Each has its
+// own mapping at its own address. The memory lives until the last mapping is closed, or their processes end.
 type SharedMemory struct {
 	object
 	bytes int // of the mapping
 }
 
-// AllocateShared makes memory on this GPU that other GPUs can map, of at least
-// that many bytes. It is not of the pool, and nothing is known of its content.
+// AllocateShared allocates memory on this GPU that other GPUs can map, of at least this many bytes. It does not come
+// from the pool, and its content is undefined.
 func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
 	if bytes <= 0 {
 		return nil, r.argument("%d bytes of shared memory", bytes)
@@ -37,9 +36,9 @@ func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
 	})
 }
 
-// ImportShared maps memory of any GPU that this one reaches, given by what Export
-// returned, possibly in another process, and its Bytes. The descriptor stays the
-// caller's and can be closed at once. Memory out of reach is [runtime.ErrUnsupported].
+// ImportShared maps memory of any GPU that this one can access. It takes the results of the owner's Export and Bytes,
+// possibly from another process. The caller keeps the descriptor and may close it at once. Memory that this GPU cannot
+// access is [runtime.ErrUnsupported].
 func (r *Runtime) ImportShared(fd, bytes int) (*SharedMemory, error) {
 	m, err := r.mapShared(bytes, func() (handle uintptr, err error) {
 		return r.get(r.drv.sym.MemImport, uintptr(fd), handlePosixFD)
@@ -53,7 +52,7 @@ func (r *Runtime) ImportShared(fd, bytes int) (*SharedMemory, error) {
 
 // mapShared maps the memory whose handle get returns.
 func (r *Runtime) mapShared(bytes int, get func() (handle uintptr, err error)) (*SharedMemory, error) {
-	// Close must not come between the calls and the note of what they made.
+	// Close must not run between the calls and the record of their results.
 	if !r.gate.enter() {
 		return nil, r.usable()
 	}
@@ -70,14 +69,13 @@ func (r *Runtime) mapShared(bytes int, get func() (handle uintptr, err error)) (
 	return &SharedMemory{object: object{rt: r, handle: mapping.Addr}, bytes: bytes}, nil
 }
 
-// Address is where the memory begins for kernels of this runtime's GPU.
+// Address is the address of the memory for kernels of this runtime's GPU.
 func (m *SharedMemory) Address() uintptr { return m.handle }
 
 // Bytes is the size, a multiple of 2 MiB.
 func (m *SharedMemory) Bytes() int { return m.bytes }
 
-// Export returns a file descriptor that stands for the memory, which the caller
-// closes. It can be sent to another process.
+// Export returns a file descriptor of the memory, which can be sent to another process. The caller closes it.
 func (m *SharedMemory) Export() (fd int, err error) {
 	address, err := m.use("shared memory")
 	if err != nil {
@@ -95,7 +93,7 @@ func (m *SharedMemory) Export() (fd int, err error) {
 	return int(int32(out[0])), err
 }
 
-// Close gives this mapping up. Nothing may use it any more.
+// Close unmaps the memory. Nothing may use this mapping afterwards.
 func (m *SharedMemory) Close() error {
 	return m.close()
 }

@@ -12,7 +12,7 @@ import (
 // https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 type Status int32
 
-// The status codes that this package itself distinguishes.
+// The status codes that this package distinguishes.
 const (
 	statusSuccess       Status = 0
 	statusInvalidValue  Status = 1
@@ -24,9 +24,8 @@ const (
 	statusNotSupported  Status = 801
 )
 
-// sticky are the codes after which a context refuses all further work; the
-// process has to give it up. (From the descriptions in the driver API's
-// cudaError_enum: "This leaves the process in an inconsistent state".)
+// sticky are the codes after which a context refuses all further work and is lost to the process. (From the
+// descriptions in the driver API's cudaError_enum: "This leaves the process in an inconsistent state".)
 var sticky = map[Status]bool{
 	214: true, // CUDA_ERROR_ECC_UNCORRECTABLE
 	220: true, // CUDA_ERROR_NVLINK_UNCORRECTABLE
@@ -50,22 +49,19 @@ type Error struct {
 	Text   string // the driver's description
 	Call   string // "cuMemAlloc"
 	Device int    // the device's ordinal, -1 before there is one
-	// Sticky: the context is unusable from here on and so is every runtime on
-	// this device in this process.
+	// Sticky means that the context and every runtime on this device in this process are unusable from now on.
 	Sticky bool
 }
 
-// Codes of a stream capture, the first and the last, and those of a wait for
-// what is being captured.
+// The first and the last code of stream captures, and the code of a wait for an event that is being captured.
 const (
 	statusCaptureUnsupported Status = 900 // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 	statusCapturedEvent      Status = 907 // CUDA_ERROR_CAPTURED_EVENT
 	statusCaptureWrongThread Status = 908 // CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
 )
 
-// InCapture reports whether the call failed because of a stream capture, which
-// does not allow it or which a call before broke: a mistake of the program's
-// (see [Stream.Capture]) that leaves the device as it was.
+// InCapture reports whether the call failed because of a stream capture, which forbids it or which an earlier call
+// invalidated. That is a mistake of the program (see [Stream.Capture]) and leaves the device intact.
 func (e *Error) InCapture() bool {
 	return e.Status >= statusCaptureUnsupported && e.Status <= statusCaptureWrongThread
 }
@@ -86,7 +82,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Is reports whether the failure is what a sentinel of package runtime names.
+// Is reports whether the failure corresponds to a sentinel error of package runtime.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case runtime.ErrOutOfMemory:
@@ -111,7 +107,7 @@ func (d *driver) check(fn dl.Func, device int, status int32) error {
 	return nil
 }
 
-// newError is apart from check so that check can be inlined.
+// newError is separate so that check can be inlined.
 func (d *driver) newError(fn dl.Func, device int, s Status) error {
 	return &Error{
 		Status: s,
@@ -123,7 +119,7 @@ func (d *driver) newError(fn dl.Func, device int, s Status) error {
 	}
 }
 
-// statusString asks the driver for the name or text of a status.
+// statusString queries the name or text of a status.
 func (d *driver) statusString(fn dl.Func, s Status, unknown string) string {
 	out := d.out()
 	defer d.release(out)

@@ -11,20 +11,19 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// streamNonBlocking is CU_STREAM_NON_BLOCKING: no implicit synchronisation with
-// the legacy default stream.
+// streamNonBlocking is CU_STREAM_NON_BLOCKING: no implicit synchronization with the legacy default stream.
 const streamNonBlocking = 1
 
 // Handles of streams that every context has.
 const (
-	streamLegacy    = 1 // CU_STREAM_LEGACY, what handle 0 means as well
+	streamLegacy    = 1 // CU_STREAM_LEGACY, equivalent to handle 0
 	streamPerThread = 2 // CU_STREAM_PER_THREAD
 )
 
 // Stream is an ordered queue of work on a device.
 type Stream struct {
 	object
-	// Of WaitFor: its last event on this stream.
+	// For WaitFor: the last event on this stream.
 	mark struct {
 		sync.Mutex
 		event *Event // nil before the first; guarded by the mutex
@@ -39,8 +38,8 @@ func newStream(r *Runtime, handle uintptr, kept bool) *Stream {
 	}}
 }
 
-// NewStream creates a stream. Priority 0 is normal; negative numbers come
-// first, as far down as the device allows (see StreamPriorities).
+// NewStream creates a stream. Priority 0 is normal; lower numbers have higher priority, down to the device's limit
+// (see StreamPriorities).
 func (r *Runtime) NewStream(priority int) (*Stream, error) {
 	return r.newStream(priority, false)
 }
@@ -54,19 +53,17 @@ func (r *Runtime) newStream(priority int, kept bool) (*Stream, error) {
 	return newStream(r, h, kept), nil
 }
 
-// WrapStream makes a Stream of a native CUstream that somebody else owns, such
-// as a framework's; its Close does nothing. It has to be one that CheckStream
-// accepts. The handle 0 means the legacy default stream, as everywhere in CUDA.
+// WrapStream makes a Stream of a native CUstream that other code owns, such as a framework; its Close does nothing. It
+// must be one that CheckStream accepts. The handle 0 means the legacy default stream, as everywhere in CUDA.
 func (r *Runtime) WrapStream(handle uintptr) *Stream {
 	if handle == 0 {
-		handle = streamLegacy // means the same, and differs from no stream
+		handle = streamLegacy // equivalent, and distinct from "no stream"
 	}
 	return newStream(r, handle, true)
 }
 
-// CheckStream reports whether a live stream belongs to the runtime's context; one
-// of another context is [runtime.ErrDevice]. The per-thread default
-// stream is [runtime.ErrArgument]: a goroutine has no thread.
+// CheckStream returns an error unless an open stream belongs to the runtime's context: a stream of another context is
+// [runtime.ErrDevice]. The per-thread default stream is [runtime.ErrArgument], because a goroutine has no thread.
 func (r *Runtime) CheckStream(handle uintptr) error {
 	if handle == streamPerThread {
 		return r.argument("the per-thread default stream is another one on every thread")
@@ -84,8 +81,7 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 	return nil
 }
 
-// StreamPriorities returns the lowest and the greatest priority of streams; the
-// greatest is the lowest number.
+// StreamPriorities returns the lowest and the highest priority of streams; the highest is the lowest number.
 func (r *Runtime) StreamPriorities() (lowest, greatest int, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
@@ -98,8 +94,7 @@ func (r *Runtime) StreamPriorities() (lowest, greatest int, err error) {
 // Handle returns the native CUstream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
-// Wait makes later work of the stream wait for the event, which may be one of
-// another GPU.
+// Wait makes later work of the stream wait for the event, which may belong to another GPU.
 func (s *Stream) Wait(e *Event) error {
 	stream, err := s.use("stream")
 	if err != nil {
@@ -112,14 +107,13 @@ func (s *Stream) Wait(e *Event) error {
 	return s.rt.StreamWaitEvent(stream, event)
 }
 
-// WaitFor makes later work of the stream wait for everything that was submitted
-// to source so far. The streams may be of different GPUs.
+// WaitFor makes later work of the stream wait for everything submitted to source so far. The streams may belong to
+// different GPUs.
 func (s *Stream) WaitFor(source *Stream) error {
 	if _, err := s.use("stream"); err != nil {
 		return err
 	}
-	// A wait refers to the latest record before it, so one event serves all
-	// waits, if no other record comes between.
+	// A wait refers to the latest record before it, so one event serves all waits if no other record comes between.
 	source.mark.Lock()
 	defer source.mark.Unlock()
 	if source.mark.event == nil {
@@ -158,7 +152,7 @@ func (r *Runtime) RecordEvent(event, stream uintptr) error {
 	return r.do(r.drv.sym.EventRecord, event, stream)
 }
 
-// Done reports whether all work of the stream is finished.
+// Done reports whether all work of the stream is complete.
 func (s *Stream) Done() (bool, error) {
 	stream, err := s.use("stream")
 	if err != nil {
@@ -183,9 +177,9 @@ func (s *Stream) Capturing() (bool, error) {
 	return uint32(out[0]) != 0, err
 }
 
-// Idle reports whether all work of the stream is finished. It may be called at any time, and is false
-// while a runtime of the context captures ([Stream.Capture]). A program that captures this stream by other means
-// must not begin during the call, which would end the capture.
+// Idle reports whether all work of the stream is complete. It may be called at any time, and is false while a runtime
+// of the context captures ([Stream.Capture]). A program must not begin to capture this stream by other means during
+// the call, which would end the capture.
 func (s *Stream) Idle() bool {
 	captures := &s.rt.order.captures
 	if !captures.TryLock() {
@@ -199,8 +193,8 @@ func (s *Stream) Idle() bool {
 	return err == nil && done
 }
 
-// Synchronize waits until all work of the stream is finished, or until ctx ends.
-// With a context that can end it polls, and yields the thread between polls.
+// Synchronize waits until all work of the stream is complete, or until ctx ends. With a context that can end, it
+// polls, and yields the thread between polls.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -217,10 +211,9 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return err
 }
 
-// Close destroys the stream. The driver finishes work already submitted, for which
-// the runtime's Close waits. A stream whose work cannot be tracked stays, as do
-// wrapped streams and those that the runtime itself uses. Closing twice, or
-// after the runtime, which destroys its streams, does nothing.
+// Close destroys the stream. The driver finishes submitted work, for which the runtime's Close waits. A stream whose
+// work cannot be tracked is not destroyed, nor are wrapped streams and those that the runtime itself uses. Closing
+// twice, or after the runtime, which destroys its streams, does nothing.
 func (s *Stream) Close() error {
 	s.mark.Lock()
 	defer s.mark.Unlock()
@@ -232,13 +225,13 @@ func (s *Stream) Close() error {
 		}
 	}
 	if s.mark.event != nil {
-		_ = s.mark.event.Close() // fails where the stream's does
+		_ = s.mark.event.Close() // fails if the stream's does
 		s.mark.event = nil
 	}
 	return s.close()
 }
 
-// query makes a call that answers "done" or "not ready", or waits for that.
+// query makes a call that answers "done" or "not ready", or that waits.
 func (r *Runtime) query(fn dl.Func, handle uintptr) (bool, error) {
 	previous, err := r.enter()
 	if err != nil {
@@ -266,7 +259,7 @@ func (r *Runtime) NewEvent() (*Event, error) {
 	return r.newEvent(eventDisableTiming)
 }
 
-// NewTimingEvent creates an event that [Event.Since] can measure with.
+// NewTimingEvent creates an event for measurements by [Event.Since].
 func (r *Runtime) NewTimingEvent() (*Event, error) {
 	return r.newEvent(0)
 }
@@ -279,8 +272,7 @@ func (r *Runtime) newEvent(flags uintptr) (*Event, error) {
 	return r.WrapEvent(h), nil
 }
 
-// WrapEvent makes an Event of a native CUevent. Its Close destroys the event if
-// this runtime made it, and leaves somebody else's alone.
+// WrapEvent makes an Event of a native CUevent. Its Close destroys the event only if this runtime made it.
 func (r *Runtime) WrapEvent(handle uintptr) *Event {
 	return &Event{object{rt: r, handle: handle}}
 }
@@ -288,7 +280,7 @@ func (r *Runtime) WrapEvent(handle uintptr) *Event {
 // Handle returns the native CUevent.
 func (e *Event) Handle() uintptr { return e.handle }
 
-// Done reports whether the work before the last record is finished.
+// Done reports whether the work before the last record is complete.
 func (e *Event) Done() (bool, error) {
 	event, err := e.use("event")
 	if err != nil {
@@ -301,7 +293,7 @@ func (e *Event) Done() (bool, error) {
 	return done, err
 }
 
-// Synchronize waits until Done, or until ctx is.
+// Synchronize waits until Done, or until ctx ends.
 func (e *Event) Synchronize(ctx context.Context) error {
 	if ctx.Done() != nil {
 		return poll.Until(ctx, e.Done)
@@ -315,8 +307,8 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return err
 }
 
-// Since returns the device time between two recorded and finished timing
-// events, with a resolution of about half a microsecond.
+// Since returns the device time between two recorded and completed timing events, with a resolution of about half a
+// microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	from, err := start.use("event")
 	if err != nil {
@@ -333,8 +325,8 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	return milliseconds(uint32(bits)), nil
 }
 
-// Close destroys the event, if its runtime made it. Closing twice, or after the
-// runtime, which destroyed the event then, is fine.
+// Close destroys the event, if its runtime made it. Closing twice, or after the runtime, which destroys its events,
+// does nothing.
 func (e *Event) Close() error {
 	return e.close()
 }

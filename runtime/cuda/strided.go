@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
 
-// maxDims is the number of dimensions that the strided copy kernel takes.
+// maxDims is the maximum number of dimensions of the strided copy kernel.
 const maxDims = 8
 
 // stridedLayout is `struct layout` of kernels/memory.cu.
@@ -17,7 +17,7 @@ type stridedLayout struct {
 	dst   [maxDims]int64  // strides in elements; those beyond dims are 0
 	src   [maxDims]int64  // like dst
 	count uint64          // elements
-	dims  uint32          // that shape has, at least 1
+	dims  uint32          // dimensions of shape, at least 1
 }
 
 // set describes the copy along axes, at most maxDims.
@@ -32,14 +32,14 @@ func (l *stridedLayout) set(axes []strided.Axis) {
 	}
 }
 
-// stridedKernels are the kernels that copy elements of one size: any layout,
-// and those that asTransposes accepts.
+// stridedKernels are the kernels for one element size: one for any layout, and one for layouts that asTransposes
+// accepts.
 type stridedKernels struct {
 	general   kernelID // of any layout
 	transpose kernelID // of layouts that asTransposes accepts
 }
 
-// stridedKernelsFor returns the kernels for elements of that many bytes.
+// stridedKernelsFor returns the kernels for elements of elemSize bytes.
 func stridedKernelsFor(elemSize int) (k stridedKernels, ok bool) {
 	switch elemSize {
 	case 1:
@@ -54,14 +54,13 @@ func stridedKernelsFor(elemSize int) (k stridedKernels, ok bool) {
 	return k, false
 }
 
-// tileSize is the number of rows and of columns of a tile of the transposing
-// kernels. Of what has less than half as many, tiles would be mostly empty.
+// tileSize is the number of rows and columns of a tile of the transposing kernels. With less than half as many rows or
+// columns, tiles would be mostly empty.
 const tileSize = 32
 
-// asTransposes reports whether a copy is a batch of transposes: contiguous
-// along one axis in the destination and along another in the source. It moves
-// the latter to the place before the former, which is the last, and returns the
-// number of tiles.
+// asTransposes reports whether a copy is a batch of transposes: contiguous along one axis in the destination and along
+// another in the source. It moves the source's axis to the place before the destination's, which is the last, and
+// returns the number of tiles.
 func asTransposes(axes []strided.Axis) (tiles int, ok bool) {
 	last := len(axes) - 1
 	columns := axes[last]
@@ -87,10 +86,8 @@ func asTransposes(axes []strided.Axis) (tiles int, ok bool) {
 	return tiles, true
 }
 
-// CopyStrided implements [runtime.Runtime]. Elements of 1, 2, 4 and 8 bytes are
-// supported, at addresses that are multiples of their size, and layouts of
-// which at most 8 dimensions are left when those that are one in both are
-// joined.
+// CopyStrided implements [runtime.Runtime]. It supports elements of 1, 2, 4 and 8 bytes at addresses aligned to their
+// size. Layouts may have at most 8 dimensions after it has merged those that are contiguous in both.
 func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int,
 	elemSize int) error {
 	if err := r.usable(); err != nil {
@@ -119,12 +116,12 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 		return r.argument("copy strided: %#x or %#x is no multiple of the element size %d", dst, src, elemSize)
 	}
 	if tiles, ok := asTransposes(axes); ok {
-		return r.launchStrided(k.transpose, dst, src, axes, tiles*block) // a block per tile
+		return r.launchStrided(k.transpose, dst, src, axes, tiles*block) // one block for each tile
 	}
 	return r.launchStrided(k.general, dst, src, axes, count)
 }
 
-// launchStrided runs a strided copy kernel with that many threads.
+// launchStrided runs a strided copy kernel with this number of threads.
 func (r *Runtime) launchStrided(k kernelID, dst, src uintptr, axes []strided.Axis, threads int) error {
 	if threads == 0 {
 		return nil

@@ -9,15 +9,15 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Word is a number in the host's memory that streams write ([Stream.Write]): so the
-// host sees how far one has come, without asking the device.
+// Word is a number in host memory that streams write ([Stream.Write]). It shows the host how far a stream has come,
+// without querying the device.
 type Word struct {
-	rt      *Runtime // whose streams write it
+	rt      *Runtime // its streams write the word
 	address *uint64  // of the number, in pinned memory
 }
 
-// words are a page of pinned memory, once a runtime: memory of the host that is
-// allocated or freed may wait for kernels.
+// words are a page of pinned memory, allocated once per runtime: allocating or freeing host memory may wait for
+// kernels.
 type words struct {
 	sync.Mutex
 	page []uint64  // nil before the first word; guarded by the mutex
@@ -26,8 +26,8 @@ type words struct {
 
 const wordsPage = 4096 // bytes
 
-// NewWord returns a word that is 0. It is [runtime.ErrUnsupported] if streams cannot
-// write it (drivers before CUDA 11.7), or if there are too many of them.
+// NewWord returns a word with the value 0. The error is [runtime.ErrUnsupported] if streams cannot write it (drivers
+// before CUDA 11.7), or if there are too many words.
 func (r *Runtime) NewWord() (*Word, error) {
 	unsupported := func(reason string) error {
 		return fmt.Errorf("cuda:%d: %w: %s", r.index, runtime.ErrUnsupported, reason)
@@ -68,7 +68,7 @@ func (r *Runtime) NewWord() (*Word, error) {
 	return &Word{r, address}, nil
 }
 
-// Load returns the number that was written last, 0 when the runtime is closed.
+// Load returns the number that was written last, 0 after the runtime is closed.
 func (w *Word) Load() uint64 {
 	if !w.rt.gate.enter() {
 		return 0
@@ -77,15 +77,15 @@ func (w *Word) Load() uint64 {
 	return atomic.LoadUint64(w.address)
 }
 
-// Close gives the word back, once. No stream writes it any more.
+// Close frees the word, once. No stream may write it any more.
 func (w *Word) Close() {
 	w.rt.words.Lock()
 	defer w.rt.words.Unlock()
 	w.rt.words.free = append(w.rt.words.free, w.address)
 }
 
-// Write has the stream write a word when everything before is done. The stream is not
-// to be capturing ([Stream.Capturing]).
+// Write makes the stream write a word once all earlier work is complete. The stream must not be in a capture
+// ([Stream.Capturing]).
 func (s *Stream) Write(w *Word, value uint64) error {
 	stream, err := s.use("stream")
 	if err != nil {

@@ -1,21 +1,21 @@
-// Package dlpack shares tensors with other libraries of the process, without a copy: PyTorch,
-// JAX, CuPy, NumPy and all others that speak DLPack (https://dmlc.github.io/dlpack), version 1.
+// Package dlpack shares tensors with other libraries in the process, without a copy: PyTorch, JAX, CuPy, NumPy and all
+// others that support DLPack (https://dmlc.github.io/dlpack), version 1.
 //
-// What is shared is a struct with a deleter, which the consumer calls when it no longer needs the
-// memory. Python passes the struct's address in a capsule, whose name tells which struct it is:
-// "dltensor_versioned", or "dltensor" of older libraries. To take
-// a tensor of PyTorch's, ask for t.__dlpack__(stream=…, max_version=(1, 0)) with the stream that
-// [Stream] returns, give the capsule's pointer to [Import], and rename the capsule "used_…". To give
-// PyTorch one, put what [Export] returns into a capsule, in the __dlpack__ of an object, which is
-// given the stream.
+// Tensors are shared as a struct with a deleter, which the consumer calls when it no longer needs the memory. Python
+// passes the struct's address in a capsule, whose name tells the kind of struct: "dltensor_versioned", or "dltensor"
+// from older libraries.
+//
+// To import a PyTorch tensor, call t.__dlpack__(stream=…, max_version=(1, 0)) with the stream that [Stream] returns,
+// pass the capsule's pointer to [Import], and rename the capsule "used_…". To export one to PyTorch, put the result of
+// [Export] into a capsule and return it from the __dlpack__ method of an object, which receives the stream.
 //
 // # Order on GPUs
 //
-// The producer makes the consumer's stream wait for its own before it hands over: the producer of an imported tensor
-// does that with the stream that Stream returns, and Export with the stream that it is given. Neither is ordered with
-// the other's later work: whoever writes again tells the other by events. Reads and writes of a tensor on the way are
-// ordered at its end: Free of an imported tensor waits for the compute stream before it calls the deleter, and the
-// compute stream waits for the consumer's stream before an exported one's done is called.
+// The producer makes the consumer's stream wait for its own stream before the exchange. For an imported tensor the
+// producer does so with the stream that Stream returns; for an exported one Export does so with the consumer's stream.
+// Later work is not ordered: if either side writes again, it must synchronize with the other by events. The end of a
+// tensor's use is ordered too. Free of an imported tensor waits for the compute stream before it calls the deleter.
+// For an exported tensor, the compute stream waits for the consumer's stream before done is called.
 package dlpack
 
 import (
@@ -33,8 +33,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// The names of capsules, each with one of DLPack's structs: version 1's DLManagedTensorVersioned, and the one
-// before, DLManagedTensor, which older libraries pass.
+// The names of capsules, one for each struct of DLPack: version 1's DLManagedTensorVersioned, and its predecessor
+// DLManagedTensor, which older libraries pass.
 const (
 	capsuleVersioned   = "dltensor_versioned"
 	capsuleUnversioned = "dltensor"
@@ -51,7 +51,7 @@ func checkCapsule(name string) error {
 // array is DLTensor.
 type array struct {
 	data           uintptr // address of the memory
-	device, index  int32   // kind of the device, and its number
+	device, index  int32   // kind of device, and its number
 	rank           int32   // number of dimensions
 	code, bits     uint8   // kind of the elements, and their bits
 	lanes          uint16  // elements of a vector, 1 for none
@@ -99,9 +99,8 @@ var types = map[dtype.DType][2]uint8{
 	dtype.BF16: {4, 16}, dtype.Bool: {6, 8}, dtype.FP8E4M3: {10, 8}, dtype.FP8E5M2: {12, 8},
 }
 
-// Stream returns what a consumer passes as the stream argument of a producer's __dlpack__ so that
-// the runtime's compute stream waits for the producer: the stream's handle, and 0 for a host, which
-// Python passes as None.
+// Stream returns the stream argument for a producer's __dlpack__ with which the runtime's compute stream waits for the
+// producer: the stream's handle, or 0 for a host, which Python passes as None.
 func Stream(rt runtime.Runtime) uintptr {
 	if r, ok := rt.(*cuda.Runtime); ok {
 		return r.ComputeStream()
@@ -109,12 +108,12 @@ func Stream(rt runtime.Runtime) uintptr {
 	return 0
 }
 
-// Import makes a tensor of a struct at an address, which came in a capsule of that name, on a runtime of its device.
-// From then on the struct is the tensor's, whose Free calls the deleter. After an error it is the caller's.
+// Import makes a tensor of a struct at an address, from a capsule with that name, on a runtime of its device. The
+// tensor takes ownership of the struct, and its Free calls the deleter. After an error the struct belongs to the
+// caller.
 //
-// Memory of another device is [runtime.ErrDevice], an element type that this module lacks
-// [runtime.ErrDType], and a tensor that must not be written, or of another major version,
-// [runtime.ErrUnsupported].
+// Memory of another device is [runtime.ErrDevice], an element type that this module lacks [runtime.ErrDType], and a
+// tensor that is read-only, or of another major version, [runtime.ErrUnsupported].
 func Import(rt runtime.Runtime, address uintptr, capsule string) (*runtime.Tensor, error) {
 	if address == 0 {
 		return nil, fmt.Errorf("dlpack: nil struct: %w", runtime.ErrArgument)
@@ -159,8 +158,8 @@ func Import(rt runtime.Runtime, address uintptr, capsule string) (*runtime.Tenso
 	return runtime.Wrap(rt, p, dt, shape, strides, release)
 }
 
-// drainTime bounds the wait for work that uses memory of a producer. If it does not end, the
-// producer is not told: it keeps memory that a kernel may still write.
+// drainTime bounds the wait for work that uses a producer's memory. If the work does not end, the deleter is not
+// called: a kernel may still write to the memory.
 const drainTime = 30 * time.Second
 
 func drained(r *cuda.Runtime) bool {
@@ -169,7 +168,7 @@ func drained(r *cuda.Runtime) bool {
 	return r.Synchronize(ctx) == nil
 }
 
-// check returns what the struct says, if a runtime serves it.
+// check returns the tensor's description, if a runtime can use it.
 func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int, err error) {
 	d := rt.Device()
 	switch {
@@ -203,25 +202,25 @@ func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int,
 	return dt, shape, strides, nil
 }
 
-// exported is a tensor that a consumer has. The memory of the struct is Go's, and stays where it is.
+// exported is a tensor that a consumer holds. The struct is in Go memory, which does not move.
 type exported struct {
-	versioned versioned     // for consumers that know versions
+	versioned versioned     // for consumers of version 1
 	managed   managed       // for others
-	numbers   []int64       // shape, and strides behind it
+	numbers   []int64       // shape, followed by strides
 	after     *cuda.Stream  // the consumer's, nil if there is none
-	rt        *cuda.Runtime // whose memory it is
+	rt        *cuda.Runtime // owner of the memory
 	done      func()        // called when the consumer has released it
 }
 
 // exports are the exported tensors of the process, by the address of the struct.
 var exports sync.Map
 
-// deleter is what consumers call, on any thread.
+// deleter is the function that consumers call, on any thread.
 var deleter = sync.OnceValue(func() uintptr {
 	return purego.NewCallback(func(address uintptr) uintptr {
 		if v, found := exports.LoadAndDelete(address); found {
 			e := v.(*exported)
-			if e.after != nil { // an error leaves the order to the consumer
+			if e.after != nil { // after an error the consumer must order the streams
 				_ = e.rt.Stream().WaitFor(e.after)
 				_ = e.after.Close()
 			}
@@ -233,14 +232,13 @@ var deleter = sync.OnceValue(func() uintptr {
 	})
 })
 
-// Export makes a struct of a tensor, for a capsule of that name and one consumer, and returns its address. The tensor
-// must not be freed before done is called, on a thread of the consumer's, which it must not delay; nil is no
-// function. stream is what the consumer passes to __dlpack__: the handle of its stream, 1 for CUDA's
-// legacy default stream, or -1 to order nothing. On a host it is not looked at (Python's None).
-// The stream lives until done is called.
+// Export makes a struct of a tensor, for a capsule with that name and one consumer, and returns its address. Do not
+// free the tensor before done is called. The call comes from a thread of the consumer and must not block; done may be
+// nil. stream is the consumer's argument to __dlpack__: the handle of its stream, 1 for CUDA's legacy default stream,
+// or -1 for no order. It is ignored on a host (Python's None). The stream must stay open until done is called.
 //
-// A stream of another context is [runtime.ErrDevice], and the per-thread default stream, 2, is
-// [runtime.ErrArgument], as in [cuda.Runtime.CheckStream].
+// A stream of another context is [runtime.ErrDevice], and the per-thread default stream, 2, is [runtime.ErrArgument],
+// as in [cuda.Runtime.CheckStream].
 func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address uintptr, err error) {
 	if err := checkCapsule(capsule); err != nil {
 		return 0, fmt.Errorf("dlpack: export: %w", err)
