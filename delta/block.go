@@ -31,47 +31,47 @@ const (
 	formList             // positions, and a value for each
 	formOnes             // positions, signs, and values of differences beyond one
 	formDense            // a value for each element
-	formSorted           // as formList, positions among the elements in the order of their magnitudes
-	filling              // no form: bytes before one
-	formExponents        // as formXor, with the exponents coded
+	formSorted           // like formList, with positions among the elements in the order of their magnitudes
+	filling              // not a form: a padding byte before one
+	formExponents        // like formXor, with coded exponents
 )
 
-// coder has the memory to code a block.
+// coder holds the memory for coding a block.
 type coder struct {
-	// idx has the positions of the elements that change, ascending; second has those of differences beyond one,
-	// or the positions in the order of the elements' magnitudes.
+	// idx are the positions of the elements that change, ascending. second are the positions of differences beyond
+	// one, or the positions in the order of the elements' magnitudes.
 	idx, second []int32
-	entries     []int32              // of values, by position
-	diffs       []int64              // by how much, in the order of idx
-	values      []uint64             // what is coded, or was decoded, by the model of values.go
-	words       []uint16             // of the coded values
+	entries     []int32              // indices of values, by position
+	diffs       []int64              // differences, in the order of idx
+	values      []uint64             // values to encode or decoded values, for the model of values.go
+	words       []uint16             // of the encoded values
 	signs       []byte               // of the differences, one bit each
 	gaps        gaps.Gaps            // codes positions
-	counts      [symbolCount]int     // how often each symbol occurs in the values
-	freq        frequencies          // the table that codes them
-	slots       [1 << tableBits]slot // the same, as decoding reads it
+	counts      [symbolCount]int     // occurrences of each symbol in the values
+	freq        frequencies          // the table of the coder
+	slots       [1 << tableBits]slot // the same table, for decoding
 	classes     classes.Index        // of the elements
-	old, new    []byte               // what is read of memory that is elsewhere
-	list, dense []byte               // the block in the form of a list; dense: of all elements
-	sorted      []byte               // in the form of sorted elements
-	xor, marks  []byte               // parts of a block that was read, memory of its message or of elements
+	old, new    []byte               // copies of memory that is elsewhere
+	list, dense []byte               // the block encoded as a list, and as all elements
+	sorted      []byte               // the block encoded as sorted elements
+	xor, marks  []byte               // parts of a block that was read, in memory of its message or of elements
 	elements    []byte               // new XOR old
-	packed      []byte               // these, with their exponents coded
-	area        []byte               // what kernels read and write
-	room        int                  // for how many changes
+	packed      []byte               // elements with coded exponents
+	area        []byte               // memory for kernels
+	room        int                  // capacity in changes
 }
 
 var coders = sync.Pool{New: func() any { return new(coder) }}
 
-// place is memory of a block of elements, of the host or of a GPU, that kernels reach.
+// place is the location of a block of elements, on the host or a GPU, for kernels.
 type place struct {
-	rt   runtime.Runtime // nil: no kernels reach the memory
-	gpu  *gpu            // nil: the kernels are those of the host
+	rt   runtime.Runtime // nil: kernels cannot access the memory
+	gpu  *gpu            // nil: use the host's kernels
 	addr uintptr         // 0: the elements are zeros
-	keep any             // keeps the memory
+	keep any             // keeps the memory alive
 }
 
-// host is the runtime of all memory that the host reaches.
+// host is the runtime of all memory that the host can access.
 var host runtime.Runtime = cpu.New()
 
 func hostPlace(b []byte) place {
@@ -82,7 +82,7 @@ func hostPlace(b []byte) place {
 	}
 }
 
-// bytes returns n bytes of the place: in place if the host reaches them, or a copy in buf.
+// bytes returns n bytes of the place: in place if the host can access them, or a copy in buf.
 func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 	if p.rt == host {
 		return hostmem.Slice[byte](p.addr, n), nil
@@ -91,7 +91,7 @@ func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 	return *buf, p.rt.CopyOut(*buf, p.addr)
 }
 
-// fetch makes p a place of the host, in buf if it is not.
+// fetch makes p a place of the host, by a copy in buf if it is not one.
 func (p *place) fetch(n int, buf *[]byte) error {
 	b, err := p.bytes(n, buf)
 	*p = place{
@@ -102,10 +102,10 @@ func (p *place) fetch(n int, buf *[]byte) error {
 	return err
 }
 
-// A coder's area has what kernels read and write, at the same offsets in the memory of the host and of a GPU:
+// A coder's area holds the data of kernels, at the same offsets in host and GPU memory:
 //
-//   - zeros that kernels of a GPU count in,
-//   - the head: how many elements change (I32), and at sumAt the checksum of the block (U32),
+//   - zeros in which kernels of a GPU count,
+//   - the head: the number of elements that change (I32), and at sumAt the checksum of the block (U32),
 //   - their positions (I32),
 //   - their differences, as integers of the elements' size, at diffsAt.
 const (
@@ -113,17 +113,17 @@ const (
 	sumAt     = 8
 )
 
-// diffsAt is where the differences begin in an area with room for that many.
+// diffsAt returns the offset of the differences in an area with this capacity.
 func diffsAt(room int) int { return (scratchBytes + headBytes + 4*room + 7) &^ 7 }
 
-// reserve makes room for a list in the area, with positions at idx.
+// reserve makes room for a list in the area, and sets idx to its positions.
 func (c *coder) reserve(d dtype.DType, room int) {
 	c.area = grown(c.area, diffsAt(room)+room*d.Size())
 	c.idx = view[int32](c.area[scratchBytes+headBytes:])[:room]
 }
 
-// compare lists the elements in which two blocks in one memory differ, and their differences. It returns the
-// checksum of the second block, from the checksum of the first.
+// compare lists the elements in which two blocks in one memory differ, and the differences. It returns the checksum of
+// the second block, computed from that of the first.
 func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	for room := max(c.room, elements/64); ; room = c.room {
 		c.reserve(d, room)
@@ -140,7 +140,7 @@ func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32)
 	}
 }
 
-// changes is compare for as many changes as the area has room for. It returns how many there are.
+// changes is compare with as many changes as the area has room for. It returns the number of changes.
 func (c *coder) changes(
 	old, now place, d dtype.DType, elements int, sum uint32,
 ) (changed int, after uint32, err error) {
@@ -171,9 +171,8 @@ func (c *coder) changes(
 	return changed, after, nil
 }
 
-// patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the
-// checksum of the block, from the checksum before. A position outside of the block is skipped. The differences
-// are overwritten.
+// patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the block's
+// new checksum, computed from the old one. Positions outside the block are skipped. The differences are overwritten.
 func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32, subtract bool) (uint32, error) {
 	if changed == 0 {
 		return sum, nil
@@ -204,7 +203,7 @@ func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32,
 	return crc32.Checksum(data, castagnoli), nil
 }
 
-// widen sets c.diffs to the differences of an area with that room.
+// widen sets c.diffs to the differences of an area with this capacity.
 func (c *coder) widen(d dtype.DType, room int) {
 	c.diffs = grown(c.diffs, len(c.idx))
 	from := c.area[diffsAt(room):]
@@ -226,8 +225,8 @@ func widen[T signed](to []int64, from []T) {
 	}
 }
 
-// view reads bytes as elements, in place. Both processors that this module supports load and store
-// elements at any address.
+// view returns bytes as elements, in place. Both architectures that this module supports access elements at any
+// address.
 func view[T any](b []byte) []T {
 	var zero T
 	if n := len(b) / int(unsafe.Sizeof(zero)); n > 0 {
@@ -246,8 +245,8 @@ func magnitude(d int64) uint64 {
 	return uint64(d^d>>63) - uint64(d>>63)
 }
 
-// encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made
-// fast and can be taken back. A code shorter than minimum is filled up.
+// encode appends the shortest code of the compared block to dst. Unless small is set, it only considers codes that are
+// fast and can be subtracted again. A code shorter than minimum is padded.
 func (c *coder) encode(
 	dst []byte,
 	old, now place,
@@ -287,7 +286,7 @@ func (c *coder) encode(
 	return append(dst, best...), nil
 }
 
-// xorElements sets c.elements to the bits in which elements have changed.
+// xorElements sets c.elements to the XOR of old and new elements.
 func (c *coder) xorElements(old, now place, bytes int) error {
 	data, err := now.bytes(bytes, &c.new)
 	if err != nil {
@@ -302,7 +301,7 @@ func (c *coder) xorElements(old, now place, bytes int) error {
 	return err
 }
 
-// encodeElements returns the code of what elements change by, with their exponents coded if that is shorter.
+// encodeElements returns the code of the elements' changes, with coded exponents if that is shorter.
 func (c *coder) encodeElements(data []byte, d dtype.DType, changed int) []byte {
 	if hasExponents(d) {
 		packed := binary.AppendUvarint(append(c.packed[:0], formExponents), uint64(changed))
@@ -322,8 +321,8 @@ func hasExponents(d dtype.DType) bool {
 	return d.IsFloat() && exponents.Supports(d.Size())
 }
 
-// encodeFull returns the code of a block of a full copy, and its checksum. It is nil if the elements have no
-// exponents, or a quarter of them are zeros: then compare finds those that are not.
+// encodeFull returns the code of a block of a full copy, and its checksum. The code is nil if the elements have no
+// exponents, or if a quarter of them are zeros: then compare finds the others.
 func (c *coder) encodeFull(now place, d dtype.DType, elements int) (code []byte, sum uint32, err error) {
 	if !hasExponents(d) {
 		return nil, 0, nil
@@ -341,13 +340,13 @@ func (c *coder) encodeFull(now place, d dtype.DType, elements int) (code []byte,
 
 // countZeros counts the elements of two or four bytes that are zero.
 func countZeros(data []byte, size int) (zeros int) {
-	top := uint64(0x8000_0000_8000_0000) // of each element in a word
+	top := uint64(0x8000_0000_8000_0000) // the top bit of each element in a word
 	if size == 2 {
 		top = 0x8000_8000_8000_8000
 	}
 	for ; len(data) >= 8; data = data[8:] {
 		word := binary.LittleEndian.Uint64(data)
-		carry := word&^top + ^top // reaches the top bit of elements with a lower one
+		carry := word&^top + ^top // carry into the top bit of elements with a lower bit set
 		zeros += bits.OnesCount64(top &^ (word | carry))
 	}
 	for element := range slices.Chunk(data, size) {
@@ -373,7 +372,7 @@ func (c *coder) encodeList() []byte {
 			c.second, c.values = append(c.second, int32(i)), append(c.values, magnitude(diff)-2)
 		}
 	}
-	// Signs take a bit each, which is near their entropy only if both are about as frequent.
+	// A sign takes one bit. That is near the entropy only if both signs are about equally frequent.
 	if 4*len(c.second) > m || 5*negative < 2*m || 5*negative > 3*m {
 		form = formList
 		c.values = c.values[:0]
@@ -402,12 +401,12 @@ func (c *coder) encodeDense(elements int) []byte {
 	return c.dense
 }
 
-// encodeSorted lets positions profit from that an optimizer changes small elements more often than large ones.
+// encodeSorted makes positions shorter: an optimizer changes small elements more often than large ones.
 func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	c.classes.Reset(old, d.Size())
 	m := len(c.idx)
 	c.second, c.values = grown(c.second, m), grown(c.values, m)
-	var slots [257]int32 // where the entries of each class begin
+	var slots [257]int32 // the first entry of each class
 	for _, position := range c.idx {
 		slots[int(c.classes.Classes[position])+1]++
 	}
@@ -429,7 +428,7 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	return c.sorted
 }
 
-// unsort makes positions in the order of classes those in data, ascending, and sets their differences.
+// unsort converts positions in the order of classes to ascending positions in data, and sets their differences.
 func (c *coder) unsort(data []byte, d dtype.DType) {
 	m := len(c.idx)
 	c.second = grown(c.second, m)
@@ -454,7 +453,7 @@ func (c *coder) appendPositions(dst []byte, idx []int32) []byte {
 		binary.LittleEndian.PutUint16(dst[headers:], uint16(h))
 		from := len(dst)
 		n := h.Bytes(len(part))
-		dst = slices.Grow(dst, n+8)[:from+n] // Encode is faster with room for a word
+		dst = slices.Grow(dst, n+8)[:from+n] // Encode is faster with room for one more word
 		clear(dst[from:])
 		c.gaps.Encode(dst[from:], h)
 		before = part[len(part)-1]
@@ -492,8 +491,8 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 	return nil
 }
 
-// read decodes a block of that many elements: positions into the area, values, and of formOnes marks and second. It
-// returns its form.
+// read decodes a block with this many elements: positions into the area, values, and for formOnes marks and second. It
+// returns the form.
 func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err error) {
 	form, src := formOf(code)
 	changed := src.uvarint()
@@ -547,9 +546,8 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	return form, err
 }
 
-// apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not
-// allow. It returns the checksum of the block, from the checksum before. After an error in the code the
-// elements are as they were.
+// apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not allow.
+// It returns the block's new checksum, computed from the old one. If the code is invalid, the elements are unchanged.
 func (c *coder) apply(
 	code []byte,
 	p place,
@@ -565,7 +563,7 @@ func (c *coder) apply(
 	return c.add(form, p, d, elements, sum, subtract)
 }
 
-// decode reads the code of a block of that many elements, for add, and returns its form.
+// decode decodes the code of a block with this many elements, for add, and returns its form.
 func (c *coder) decode(code []byte, d dtype.DType, elements int) (form byte, err error) {
 	form, err = c.read(code, d, elements)
 	if err != nil {
@@ -577,10 +575,10 @@ func (c *coder) decode(code []byte, d dtype.DType, elements int) (form byte, err
 	return form, nil
 }
 
-// isFlat reports whether blocks of a form have all their elements, as bits in which they change.
+// isFlat reports whether blocks of a form have all elements, as XORs.
 func isFlat(form byte) bool { return form == formXor || form == formExponents }
 
-// add is apply of the code that was decoded.
+// add is apply for the decoded code.
 func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
 	defer goruntime.KeepAlive(p.keep)
 	if form == formSorted && subtract {
@@ -615,8 +613,8 @@ func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32,
 	return c.patch(p, d, elements, changed, sum, subtract)
 }
 
-// writeDiffs writes the differences that read decoded, and of dense ones the positions, and returns how many
-// elements change.
+// writeDiffs writes the differences that read decoded and, for dense blocks, the positions. It returns the number of
+// elements that change.
 func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 	by := view[T](diffs)
 	switch form {
@@ -656,20 +654,20 @@ func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 	return len(c.idx)
 }
 
-// formOf returns the form of a block's code, and what follows it.
+// formOf returns the form of a block's code, and the rest of the code.
 func formOf(code []byte) (form byte, src cursor) {
 	src.data = bytes.TrimLeft(code, string(rune(filling)))
 	form = src.byte()
 	return form, src
 }
 
-// changedIn returns how many elements a block's code changes.
+// changedIn returns the number of elements that a block's code changes.
 func changedIn(code []byte) uint64 {
 	_, src := formOf(code)
 	return src.uvarint()
 }
 
-// grown returns a slice of n elements, in the memory of s if that is enough.
+// grown returns a slice of n elements, in the memory of s if it is large enough.
 func grown[T any](s []T, n int) []T {
 	return slices.Grow(s[:0], n)[:n]
 }

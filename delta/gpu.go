@@ -21,22 +21,22 @@ var compressed []byte
 // Sizes of kernels/delta.cu.
 const (
 	controlBytes = 64       // the part of struct control that diff uses
-	tileBytes    = 16 << 10 // that blocks of diff take at a time; of elements of one byte, half as many
+	tileBytes    = 16 << 10 // taken by blocks of diff at a time; half as many for elements of one byte
 	maxTiles     = 8 * blockLen / tileBytes
-	scratchBytes = controlBytes + 8*maxTiles // zeros, for diff
+	scratchBytes = controlBytes + 8*maxTiles // zeros for diff
 	threads      = 256
 	diffsPerSM   = 4
 	patchesPerSM = 8
 )
 
-// gpu has the kernels that compare and change the elements of a block in the memory of a GPU.
+// gpu has the kernels that compare and change the elements of a block in GPU memory.
 type gpu struct {
 	rt      *cuda.Runtime   // of the GPU
 	diffs   [4]*cuda.Kernel // by the logarithm of an element's bytes
-	patches [4]*cuda.Kernel // like diffs, of the kernels that change elements
+	patches [4]*cuda.Kernel // kernels that change elements, by the same
 }
 
-// gpus are the kernels of each runtime for which they have been loaded.
+// gpus are the kernels of each runtime for which they are loaded.
 var gpus = struct {
 	sync.Mutex
 	loaded map[*cuda.Runtime]*gpu // guarded by Mutex
@@ -80,7 +80,7 @@ func loadGPU(rt *cuda.Runtime) (*gpu, error) {
 	return g, nil
 }
 
-// diff does what [coder.changes] does, on the GPU.
+// diff is [coder.changes] on the GPU.
 func (g *gpu) diff(area []byte, room int, old, now uintptr, d dtype.DType, elements int) error {
 	size := d.Size()
 	if err := g.checkAligned(size, old, now); err != nil {
@@ -102,7 +102,7 @@ func (g *gpu) diff(area []byte, room int, old, now uintptr, d dtype.DType, eleme
 	})
 }
 
-// patch does what [coder.patch] does, on the GPU.
+// patch is [coder.patch] on the GPU.
 func (g *gpu) patch(area []byte, room, changed int, x uintptr, d dtype.DType, elements int, subtract bool) error {
 	size := d.Size()
 	if err := g.checkAligned(size, x); err != nil {
@@ -127,7 +127,7 @@ func (g *gpu) patch(area []byte, room, changed int, x uintptr, d dtype.DType, el
 	})
 }
 
-// withCopy calls f with memory of the GPU that is as long as area.
+// withCopy calls f with GPU memory of the same length as area.
 func (g *gpu) withCopy(area []byte, f func(base uintptr) error) error {
 	base, err := g.rt.Allocate(len(area))
 	if err != nil {
@@ -136,8 +136,7 @@ func (g *gpu) withCopy(area []byte, f func(base uintptr) error) error {
 	return errors.Join(f(base), g.rt.Deallocate(base))
 }
 
-// checkAligned checks that elements are at addresses where kernels can load them: an access elsewhere breaks the
-// device.
+// checkAligned checks that elements are aligned for kernels: an unaligned access breaks the device.
 func (g *gpu) checkAligned(size int, addresses ...uintptr) error {
 	for _, address := range addresses {
 		if address%uintptr(size) != 0 {
@@ -147,7 +146,7 @@ func (g *gpu) checkAligned(size int, addresses ...uintptr) error {
 	return nil
 }
 
-// launch runs a kernel with as many blocks as there is work for, and at most perSM on each multiprocessor.
+// launch runs a kernel with this number of blocks, but at most perSM for each multiprocessor.
 func (g *gpu) launch(k *cuda.Kernel, blocks, perSM int, parameters ...uint64) error {
 	grid := max(1, min(blocks, perSM*g.rt.Info().Multiprocessors))
 	geometry := cuda.Geometry{
@@ -157,7 +156,7 @@ func (g *gpu) launch(k *cuda.Kernel, blocks, perSM int, parameters ...uint64) er
 	return k.Launch(g.rt.Stream(), geometry, parameters...)
 }
 
-// signFlips are the bits of an element that its sign inverts where elements are compared as integers.
+// signFlips returns the bits that a sign inverts when elements are compared as integers.
 func signFlips(d dtype.DType) uint64 {
 	if d.IsFloat() {
 		return 1<<(8*d.Size()-1) - 1

@@ -13,15 +13,15 @@ import (
 // signed is an element as a signed integer.
 type signed interface{ int8 | int16 | int32 | int64 }
 
-// ordered maps an element to an integer in the order of its type, and back. flip are the bits that a sign inverts.
+// ordered maps an element to an integer that sorts as its type does, and back. flip is the bits that a sign inverts.
 func ordered[T signed](x, flip T) T {
 	return x ^ x>>(8*unsafe.Sizeof(x)-1)&flip
 }
 
-// chunkWords is how many words are compared while they are in the cache.
+// chunkWords is the number of words that are compared while they are in the cache.
 const chunkWords = 4096
 
-// zeroWords stand for the elements before where there are none.
+// zeroWords replace the old elements if there are none.
 var zeroWords [chunkWords]uint64
 
 // differing are the elements of a chunk that differ.
@@ -29,8 +29,9 @@ type differing [8*chunkWords + differ.Room]uint16
 
 var differings = sync.Pool{New: func() any { return new(differing) }}
 
-// diffHost lists the elements of which two blocks differ, as many as idx and diffs have room for, and by how much.
-// old is nil for zeros. It returns how many differ, and the checksum of now, from the checksum of old.
+// diffHost lists the elements in which two blocks differ, up to the capacity of idx and diffs, and the differences.
+// old is nil for zeros. It returns the number of elements that differ, and the checksum of now, computed from the
+// checksum of old.
 func diffHost[T signed](
 	old, now []byte, d dtype.DType, idx []int32, diffs []T, sum uint32,
 ) (changed int, after uint32) {
@@ -46,7 +47,7 @@ func diffHost[T signed](
 		was := zeroWords[:words]
 		is := view[uint64](now[from:to])
 		switch {
-		case words == 0: // a part of a word is left
+		case words == 0: // less than a word remains
 			var last [2]uint64
 			to = len(now)
 			if old != nil {
@@ -67,7 +68,7 @@ func diffHost[T signed](
 			idx[min(changed, len(idx)):],
 			diffs[min(changed, len(idx)):],
 		)
-		if changed > 0 { // now, while the chunk is in the cache
+		if changed > 0 { // while the chunk is in the cache
 			current = crc32.Update(current, castagnoli, now[summed:to])
 			summed = to
 			after = current
@@ -77,7 +78,8 @@ func diffHost[T signed](
 	return changed, after
 }
 
-// listDiffs is diffHost of words whose first element has position first. It returns how many elements differ.
+// listDiffs is diffHost for words whose first element has position first. It returns the number of elements that
+// differ.
 func listDiffs[T signed](
 	list *differing,
 	old, now []uint64,
@@ -96,8 +98,8 @@ func listDiffs[T signed](
 	return len(found)
 }
 
-// patchHost adds differences to the elements of a block, or subtracts them, and sets each difference to the bits in
-// which the element has changed. A position outside of the block is skipped.
+// patchHost adds differences to the elements of a block, or subtracts them, and replaces each difference by the XOR of
+// the old and new element. Positions outside the block are skipped.
 func patchHost[T signed](x []T, d dtype.DType, idx []int32, diffs []T, subtract bool) {
 	flip := T(signFlips(d))
 	sign := T(0)

@@ -14,17 +14,17 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// ErrDelta means that a delta is damaged, or does not belong to these tensors.
+// ErrDelta means that a delta is damaged, or does not apply to these tensors.
 var ErrDelta = errors.New("invalid delta")
 
-// errDamaged is what no encoder wrote.
+// errDamaged means that no encoder wrote this delta.
 var errDamaged = fmt.Errorf("%w: not in the format of deltas", ErrDelta)
 
-// VersionError says that a delta is for tensors of another version. A full copy, or a
-// delta from version Have, helps.
+// VersionError means that a delta applies to tensors of another version. A full copy, or a delta from version Have,
+// would apply.
 type VersionError struct {
 	Have, Need uint64 // 0: none
-	// Differ says that the versions are the same, and the tensors are not.
+	// Differ means that the versions are the same, but the tensors are not.
 	Differ bool
 }
 
@@ -45,24 +45,24 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A Delta makes the tensors of one version those of another.
+// A Delta converts the tensors of one version to those of another.
 type Delta struct {
-	Base   uint64 // the version that it is for; 0: any, it is a full copy
-	Target uint64 // the version that it leads to
+	Base   uint64 // the version that it applies to; 0: a full copy, which applies to any
+	Target uint64 // the resulting version
 
 	digest  uint32   // of the base
 	weights uint64   // elements of all tensors
-	layout  []Tensor // of the target, without memory; nil: as the base's, unless it is packed
-	packed  *packed  // layout and origins, as Diff makes them; nil: layout has it
-	text    *packed  // nil: programs keep none
-	tensors []change // of the target that change, ascending
+	layout  []Tensor // of the target, without memory; nil: the base's, unless it is packed
+	packed  *packed  // layout and origins, made by Diff; nil: layout has them
+	text    *packed  // nil: programs store none
+	tensors []change // tensors of the target that change, ascending
 }
 
-// packed is what is compressed with the help of what the base has in its place.
+// packed is data compressed with the corresponding data of the base as a dictionary.
 type packed struct {
-	sum    uint32 // checksum of what the base has
-	length uint64 // bytes of what is compressed, unpacked
-	frame  []byte // as pack has made it
+	sum    uint32 // checksum of the base's data
+	length uint64 // uncompressed bytes
+	frame  []byte // the result of pack
 }
 
 // newPacked packs data.
@@ -75,7 +75,7 @@ func newPacked(base, target []byte) (*packed, error) {
 	}, err
 }
 
-// unpack returns the data, given what the base has in its place.
+// unpack returns the data, given the corresponding data of the base.
 func (p *packed) unpack(base []byte) ([]byte, error) {
 	if crc32.Checksum(base, castagnoli) != p.sum {
 		return nil, &VersionError{Differ: true}
@@ -83,15 +83,15 @@ func (p *packed) unpack(base []byte) ([]byte, error) {
 	return unpack(base, p.frame, p.length)
 }
 
-// SetText makes d carry a text that a program keeps with the tensors, such as the headers of their files. It stores
-// the changes from the base's text to the target's.
+// SetText stores a text that a program keeps with the tensors, such as the headers of their files. d carries the
+// changes from the base's text to the target's.
 func (d *Delta) SetText(base, target []byte) (err error) {
 	d.text, err = newPacked(base, target)
 	return err
 }
 
-// Text returns the text of the target, from the text of the base: a [VersionError] if it is another one. A delta
-// without texts leaves it as it is.
+// Text returns the text of the target, given the text of the base. Another text is a [VersionError]. A delta without
+// texts returns it unchanged.
 func (d *Delta) Text(base []byte) ([]byte, error) {
 	if d.text == nil {
 		return base, nil
@@ -100,7 +100,7 @@ func (d *Delta) Text(base []byte) ([]byte, error) {
 	return text, d.describe(err)
 }
 
-// describe has a [VersionError] name the version.
+// describe adds the version to a [VersionError].
 func (d *Delta) describe(err error) error {
 	if mismatch := new(VersionError); errors.As(err, &mismatch) {
 		mismatch.Have = d.Base
@@ -109,26 +109,26 @@ func (d *Delta) describe(err error) error {
 	return err
 }
 
-// change is how a tensor changes.
+// change is the change of one tensor.
 type change struct {
 	tensor int     // its index in the target
-	sum    uint32  // over the checksums of all its blocks, when it is applied
-	blocks []block // that change, ascending
+	sum    uint32  // over the checksums of all its blocks, after the change
+	blocks []block // blocks that change, ascending
 }
 
 type block struct {
 	index int    // of the tensor
-	code  []byte // as a coder makes it
+	code  []byte // made by a coder
 }
 
-// Stat counts what a delta holds.
+// Stat has the statistics of a delta.
 type Stat struct {
 	Weights uint64 `json:"weights"` // elements of all tensors
-	Changed uint64 `json:"changed"` // those that it changes
+	Changed uint64 `json:"changed"` // elements that it changes
 	Bytes   uint64 `json:"bytes"`   // its length
 }
 
-// Stat counts what d holds.
+// Stat returns the statistics of d.
 func (d *Delta) Stat() Stat {
 	s := Stat{Weights: d.weights, Bytes: 4}
 	for _, c := range d.tensors {
@@ -142,7 +142,7 @@ func (d *Delta) Stat() Stat {
 	return s
 }
 
-// blocks returns how many blocks of each tensor change.
+// blocks returns the number of blocks of each tensor that change.
 func (d *Delta) blocks() (counts []int) {
 	for _, c := range d.tensors {
 		counts = append(counts, len(c.blocks))
@@ -166,7 +166,7 @@ func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// parts returns what d is written as before its checksum, which begins with the second one.
+// parts returns the written form of d, without the checksum. The checksum covers the parts from the second one on.
 func (d *Delta) parts() (parts [][]byte) {
 	b := binary.AppendUvarint(nil, d.Base)
 	if d.Base != 0 {
@@ -214,8 +214,8 @@ func (d *Delta) parts() (parts [][]byte) {
 	return parts
 }
 
-// Read reads a delta from its beginning to its end, and no further. It takes as much memory as there are bytes to
-// read, whatever they say. If there are none, its error also wraps [io.EOF].
+// Read reads exactly one delta. Whatever the bytes say, it allocates only as much memory as there are bytes to read.
+// If there are none, its error also wraps [io.EOF].
 func Read(r io.Reader) (*Delta, error) {
 	var head [len(magic)]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -258,7 +258,7 @@ func (r byteReader) ReadByte() (byte, error) {
 	return b[0], err
 }
 
-// parse reads what follows the length.
+// parse reads the part after the length.
 func parse(body []byte) (*Delta, error) {
 	end := len(body) - 4
 	if end < 0 || crc32.Checksum(body[:end], castagnoli) != binary.LittleEndian.Uint32(body[end:]) {
@@ -306,14 +306,14 @@ func parse(body []byte) (*Delta, error) {
 	return d, nil
 }
 
-// How a delta has the layout.
+// The representations of the layout in a delta.
 const (
 	layoutSame = iota
 	layoutListed
 	layoutPacked
 )
 
-// readLayout reads what appendLayout appends.
+// readLayout reads the output of appendLayout.
 func readLayout(src *cursor) ([]Tensor, error) {
 	layout := []Tensor{}
 	for n := src.uvarint(); n > 0 && !src.bad; n-- {
@@ -335,8 +335,8 @@ func readLayout(src *cursor) ([]Tensor, error) {
 	return layout, nil
 }
 
-// appendOrigins appends of which tensors of the base tensors with other names, types or shapes have had their bytes,
-// each as its distance from the one behind the one before.
+// appendOrigins appends the origins of tensors without a counterpart: for each, the index of a tensor of the base with
+// its bytes, as the distance from the index after the previous one.
 func appendOrigins(b []byte, origins []int) []byte {
 	next := 0
 	for _, origin := range origins {
@@ -346,7 +346,7 @@ func appendOrigins(b []byte, origins []int) []byte {
 	return b
 }
 
-// readOrigins reads as many origins, each -1 or below limit, to the end of src.
+// readOrigins reads count origins, each -1 or below limit, up to the end of src.
 func readOrigins(src *cursor, count, limit int) ([]int, error) {
 	origins := make([]int, count)
 	next := int64(0)
@@ -422,7 +422,7 @@ func (t *Tensor) check() error {
 // blocks returns the number of blocks of t.
 func (t *Tensor) blocks() int { return ceilDiv(t.elements, blockLen) }
 
-// bounds returns where the bytes of a block are.
+// bounds returns the range of a block's bytes.
 func (t *Tensor) bounds(block int) (from, to int) {
 	size := t.DType.Size()
 	return block * blockLen * size, min((block+1)*blockLen, t.elements) * size
@@ -439,7 +439,7 @@ func (t *Tensor) like(target *Tensor) bool {
 	return t.Name == target.Name && t.DType == target.DType && slices.Equal(t.Shape, target.Shape)
 }
 
-// sumOf returns the checksum of a tensor with blocks of these checksums.
+// sumOf returns the checksum of a tensor whose blocks have these checksums.
 func sumOf(blocks []uint32) uint32 {
 	sum := uint32(0)
 	for _, s := range blocks {
@@ -448,7 +448,7 @@ func sumOf(blocks []uint32) uint32 {
 	return sum
 }
 
-// sumOfZeros returns the checksum of as many zeros.
+// sumOfZeros returns the checksum of this number of zero bytes.
 func sumOfZeros(bytes int) (sum uint32) {
 	for ; bytes > 0; bytes -= min(bytes, len(zeros)) {
 		sum = crc32.Update(sum, castagnoli, zeros[:min(bytes, len(zeros))])
@@ -469,10 +469,10 @@ func find(tensors []Tensor, t *Tensor) int {
 	return i
 }
 
-// cursor reads a message. After the end, or a number too long, it is bad.
+// cursor reads a message. After the end, or a number that is too long, it is bad.
 type cursor struct {
-	data []byte // what is left of it
-	bad  bool   // it has ended too early; reads are zero from then on
+	data []byte // remaining data
+	bad  bool   // the data ended too early; later reads return zero
 }
 
 func (c *cursor) take(n uint64) []byte {
@@ -509,5 +509,5 @@ func (c *cursor) uvarint() uint64 {
 	return v
 }
 
-// text reads a number, and as many bytes.
+// text reads a number, and then this number of bytes.
 func (c *cursor) text() []byte { return c.take(c.uvarint()) }

@@ -6,19 +6,19 @@ import (
 	"slices"
 )
 
-// A tensor of which the base has none with the same name, type and shape may have an origin: a tensor of the base
-// with as many bytes, most of which are the same. It has been renamed, reshaped or stored as another type, and is
-// coded as what has changed of these bytes.
+// If the base has no tensor with the same name, type and shape, a tensor may still have an origin: a tensor of the
+// base with the same number of bytes, most of which are equal. It was renamed, reshaped or stored as another type, and
+// is coded as the changes of these bytes.
 
-// Words at some places of a tensor tell which one it is like.
+// Sampled words of a tensor identify similar tensors.
 const (
 	samplePlaces = 16
 	sampleWords  = 4 // at each place
 	wordBytes    = 8
-	maxLike      = 8 // tensors that are known by the same word, such as zeros
+	maxLike      = 8 // tensors recorded for the same word, such as zeros
 )
 
-// sample is a word at one of the places of a tensor with that many bytes.
+// sample is a word at one of the places of a tensor with this many bytes.
 type sample struct {
 	bytes, place int    // of the tensor; place: of the word in it
 	word         uint64 // its eight bytes
@@ -54,7 +54,8 @@ func (t *Tensor) samples() ([]sample, error) {
 	return all, nil
 }
 
-// counterparts returns which tensor of r each of next is like, -1 if none is. Version 0 has none.
+// counterparts returns the index in r of the counterpart of each tensor of next, -1 if it has none. Version 0 has
+// none.
 func (r *replica) counterparts(next []Tensor) []int {
 	from := make([]int, len(next))
 	for i := range next {
@@ -108,7 +109,7 @@ func (r *replica) origins(next []Tensor, from []int) ([]int, error) {
 	return origins, nil
 }
 
-// likest returns the tensor that has the most of these words, and at least half of them; -1 if none has.
+// likest returns the tensor with the most of these words, and at least half of them; -1 if there is none.
 func likest(words []sample, known map[sample][]int) int {
 	votes := map[int]int{}
 	for _, w := range words {
@@ -128,8 +129,8 @@ func likest(words []sample, known map[sample][]int) int {
 	return best
 }
 
-// extend returns r with a tensor more for each one of next that has an origin, like it and in the memory of the origin.
-// These become the counterparts in from, without checksums of their blocks.
+// extend returns r with one more tensor for each tensor of next that has an origin, with its layout and in the memory
+// of the origin. These become the counterparts in from, without checksums of their blocks.
 func (r *replica) extend(next []Tensor, from, origins []int) (*replica, error) {
 	extended := &replica{
 		version: r.version,
@@ -177,8 +178,8 @@ func (d *Delta) packLayout(ctx context.Context, r, next *replica, from []int) (*
 	return extended, parallel(ctx, counts, nil, extended.measureBlock)
 }
 
-// unpackLayout returns what packLayout has packed: the layout, the counterparts of its tensors, and r with their
-// origins.
+// unpackLayout returns what packLayout has packed: the layout, the counterparts of its tensors, and r extended by
+// their origins.
 func (d *Delta) unpackLayout(r *replica) (layout []Tensor, from []int, extended *replica, err error) {
 	data, err := d.packed.unpack(appendLayout(nil, r.tensors))
 	if err != nil {

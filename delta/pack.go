@@ -11,18 +11,18 @@ import (
 // dictionaryID is the dictionary's number in frames of zstd.
 const dictionaryID = 1
 
-// Windows reach from the end of the data to the beginning of the dictionary.
+// Windows extend from the end of the data to the beginning of the dictionary.
 const (
 	smallestWindow = 1 << 10
 	largestWindow  = 1 << 29
 )
 
-// windowSize returns how large the window over that many bytes is, a power of two.
+// windowSize returns the size of the window for this many bytes, a power of two.
 func windowSize(bytes int) int {
 	return min(max(1<<bits.Len(uint(bytes)), smallestWindow), largestWindow)
 }
 
-// pack compresses data with the help of what it is like. Data that is the same is no bytes.
+// pack compresses data with a similar text as a dictionary. Data equal to it has no bytes.
 func pack(like, data []byte) ([]byte, error) {
 	if bytes.Equal(like, data) {
 		return nil, nil
@@ -43,9 +43,9 @@ func pack(like, data []byte) ([]byte, error) {
 	return encoder.EncodeAll(data, nil), nil
 }
 
-// unpack returns the data of that length that pack has made frame of.
+// unpack returns the data with the given length from which pack made frame.
 func unpack(like, frame []byte, length uint64) ([]byte, error) {
-	// No message makes a receiver allocate more than 1024 times its length, and what it has.
+	// No message makes a receiver allocate more than 1024 times its length and twice the dictionary.
 	if length > 1024*uint64(len(frame))+2*uint64(len(like)) {
 		return nil, errDamaged
 	}

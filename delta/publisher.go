@@ -16,28 +16,27 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// A Publisher hands the versions of tensors to subscribers. It keeps a copy of the latest version where the tensors
-// are, and the deltas that led to it, as far as they are together smaller than that.
-// It is for one goroutine.
+// A Publisher sends versions of tensors to subscribers. It keeps a copy of the latest version in the tensors' kind of
+// memory, and recent deltas that are together smaller than that copy. One goroutine may use it at a time.
 type Publisher struct {
 	link
-	replica *replica // the copy of the latest version; of version 0 before the first
-	log     []*Delta // deltas up to it, the oldest first; nil before the second version
+	replica *replica // copy of the latest version; version 0 before the first
+	log     []*Delta // the latest deltas, oldest first; nil before the second version
 }
 
-// NewPublisher returns a publisher that has no version yet. It sends over c through memory of rt; without a
-// communicator (nil), only [Publisher.WriteSince] sends versions.
+// NewPublisher returns a publisher without a version. It sends over c through memory of rt. Without a communicator
+// (nil), it sends versions only through [Publisher.WriteSince].
 func NewPublisher(rt runtime.Runtime, c comm.Communicator) *Publisher {
 	return &Publisher{link: link{rt, c}, replica: &replica{}}
 }
 
-// Publish makes the tensors a version, above the one before, and sends it to the subscribers, all of which call
-// [Subscriber.Update]. Every rank that trains publishes the tensors that are its own, under the same version;
-// names and shapes may differ from those of the version before.
+// Publish makes the tensors a new version with a higher number, and sends it to the subscribers, all of which must
+// call [Subscriber.Update]. Every rank that trains publishes its own tensors under the same version. Names and shapes
+// may differ from those of the version before.
 //
-// If the tensors cannot be coded, the publisher is at the version before (if the memory of its copy fails, at
-// none: the next version is a full copy). If sending fails it is at the new one, and [Publisher.Send] sends it
-// again.
+// If the tensors cannot be coded, the publisher stays at the previous version. If the memory of its copy fails, it has
+// no version, and the next one is a full copy. If sending fails, the publisher is at the new version, and
+// [Publisher.Send] sends it again.
 func (p *Publisher) Publish(ctx context.Context, version uint64, tensors []Tensor) error {
 	if err := p.Commit(ctx, version, tensors); err != nil {
 		return err
@@ -82,7 +81,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	return nil
 }
 
-// Close frees the publisher's copy of the latest version, where it is not in Go's memory.
+// Close frees the publisher's copy of the latest version, unless that is in Go memory.
 func (p *Publisher) Close() {
 	p.replica.free()
 	p.replica = &replica{}
@@ -92,7 +91,7 @@ func (p *Publisher) Close() {
 // Version returns the latest version, 0 if there is none.
 func (p *Publisher) Version() uint64 { return p.replica.version }
 
-// Stat counts what the latest delta holds; before the first version, nothing.
+// Stat returns the statistics of the latest delta, and zeros before the first version.
 func (p *Publisher) Stat() Stat {
 	if len(p.log) == 0 {
 		return Stat{}
@@ -100,10 +99,10 @@ func (p *Publisher) Stat() Stat {
 	return p.log[len(p.log)-1].Stat()
 }
 
-// WriteSince writes the delta from that version, at least 1, to the latest, to a file or a connection from which
+// WriteSince writes the delta from the given version, at least 1, to the latest, for a file or a connection from which
 // subscribers [Subscriber.Read]. It folds the versions between. It writes a full copy if that is smaller, if the
-// publisher does not know the version, or if tensors have come, gone or changed their shapes in between. If that
-// version is the latest, the delta has no changes. It makes shorter deltas than Publish does, as [Diff].
+// publisher does not know the version, or if tensors were added, removed or reshaped in between. If the version is the
+// latest, the delta has no changes. Like [Diff], it makes shorter deltas than Publish.
 func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64) error {
 	d, err := p.deltaFrom(ctx, version, nil, true)
 	if err != nil {
@@ -113,8 +112,8 @@ func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64)
 	return err
 }
 
-// deltaFrom returns the delta from a version, of which it checks the digest if there is one. It may be small, or
-// made fast.
+// deltaFrom returns the delta from a version, and checks the version's digest if there is one. The delta is either
+// small or made fast.
 func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint32, small bool) (*Delta, error) {
 	if p.replica.version == 0 {
 		return nil, errors.New("delta: nothing is published yet")
@@ -152,8 +151,8 @@ func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint3
 	return full, err
 }
 
-// fold returns the delta from the version before the log's to the latest, nil if the layout has changed since: it
-// takes the differences back from a copy of the latest version.
+// fold returns the delta from the version before the log's to the latest, nil if the layout has changed since. It
+// subtracts the differences from a copy of the latest version.
 func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, error) {
 	old, err := p.replica.copied(true)
 	if err != nil {
@@ -188,34 +187,34 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 	return d, err
 }
 
-// link is how publishers and subscribers reach each other.
+// link connects publishers and subscribers.
 type link struct {
-	rt runtime.Runtime   // whose memory c reaches
-	c  comm.Communicator // of publishers and subscribers
+	rt runtime.Runtime   // c can access its memory
+	c  comm.Communicator // communicator of publishers and subscribers
 }
 
-// Rebind has the communicator replaced, by one over the ranks that are left, or more.
+// Rebind replaces the communicator, with fewer or more ranks.
 func (l *link) Rebind(c comm.Communicator) { l.c = c }
 
-// peer is what a rank announces.
+// peer is a rank's announcement.
 type peer struct {
-	Format              int      // the version of deltas
+	Format              int      // version of the format of deltas
 	Publishes, Together bool     // the rank is a publisher; Together: a subscriber that votes
-	Version             uint64   // of a publisher the latest, of a subscriber the one that it has; 0 for none
-	Digests             []uint32 // of a subscriber: one a publisher, in their order; of a publisher: of its version
-	Other               uint64   // of a publisher: the version before; of a subscriber: the one in doubt
+	Version             uint64   // of a publisher the latest, of a subscriber its current one; 0 for none
+	Digests             []uint32 // of a subscriber: one for each publisher, in order; of a publisher: of its version
+	Other               uint64   // of a publisher: the previous version; of a subscriber: the one in doubt
 	Others              []uint32 // the digests of Other, like Digests
 }
 
-// meeting is what all ranks know of each other.
+// meeting is the announcements of all ranks.
 type meeting struct {
 	peers      []peer // by rank
 	publishers []int  // their ranks, ascending
 	version    uint64 // the latest, which all publishers have
-	voting     bool   // all subscribers vote: one of them asks for it
+	voting     bool   // all subscribers vote, because one of them asks for it
 }
 
-// meet exchanges what ranks announce.
+// meet exchanges the ranks' announcements.
 func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	if l.c == nil {
 		return nil, fmt.Errorf("delta: without a communicator: %w", comm.ErrArgument)
@@ -240,7 +239,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 			err := fmt.Errorf("delta: rank %d speaks version %d of deltas, rank %d version %d: "+
 				"publishers and subscribers use one version of the library: %w",
 				rank, p.Format, l.c.Rank(), version, comm.ErrMismatch)
-			l.c.Abort(err) // one that does not compare versions goes on otherwise
+			l.c.Abort(err) // a rank that does not compare versions would continue otherwise
 			return nil, err
 		}
 		m.voting = m.voting || p.Together
@@ -260,7 +259,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	if len(m.publishers) == 0 {
 		return nil, fmt.Errorf("delta: no rank publishes: %w", comm.ErrMismatch)
 	}
-	for rank := range m.peers { // what was in doubt has been committed if any rank has it
+	for rank := range m.peers { // a version in doubt was committed if any rank has it
 		if p := &m.peers[rank]; !p.Publishes && p.Other != 0 && doubt >= p.Other {
 			p.Version = p.Other
 			p.Digests = p.Others
@@ -269,14 +268,14 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	return m, nil
 }
 
-// The part of a publisher that a rank needs.
+// What a rank needs from a publisher.
 const (
 	nothing = iota
 	latest  // the latest delta
-	catchUp // another
+	catchUp // a delta from an older version
 )
 
-// needs says what a rank needs of the k-th publisher.
+// needs returns what a rank needs from the k-th publisher.
 func (m *meeting) needs(rank, k int) int {
 	p := &m.peers[rank]
 	from := &m.peers[m.publishers[k]]
@@ -295,7 +294,7 @@ func (m *meeting) needs(rank, k int) int {
 	return catchUp
 }
 
-// anyNeeds reports whether some rank needs what the k-th publisher has.
+// anyNeeds reports whether some rank needs this from the k-th publisher.
 func (m *meeting) anyNeeds(k, need int) bool {
 	for rank := range m.peers {
 		if m.needs(rank, k) == need {
@@ -305,8 +304,8 @@ func (m *meeting) anyNeeds(k, need int) bool {
 	return false
 }
 
-// distribute sends the messages of all publishers, and returns those for this rank. p is nil on ranks that do
-// not publish.
+// distribute sends the messages of all publishers, and returns those for this rank. p is nil on ranks that do not
+// publish.
 func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, h hook) (messages [][]byte, err error) {
 	defer func() {
 		if err != nil { // the ranks are out of step
@@ -353,7 +352,7 @@ func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, h hook)
 	return messages, nil
 }
 
-// parts sets the messages for the ranks that have missed versions.
+// parts makes the messages for the ranks that have missed versions.
 func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte) error {
 	for rank, peer := range m.peers {
 		if m.needs(rank, k) != catchUp {
@@ -376,7 +375,7 @@ func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte
 	return nil
 }
 
-// Send sends the latest version to all subscribers that do not have it; they call [Subscriber.Update].
+// Send sends the latest version to all subscribers that do not have it; they must call [Subscriber.Update].
 func (p *Publisher) Send(ctx context.Context) error {
 	announced := peer{
 		Publishes: true,
@@ -402,10 +401,10 @@ func (p *Publisher) Send(ctx context.Context) error {
 	return err
 }
 
-// Agree makes the tensors of all ranks of c, which all call it, the latest version that any of them has committed,
-// such as those of members of an elastic job of which some come back with an older version: the first rank that has
-// it sends what the others have missed. The tensors are those of each rank's own version, which it has committed;
-// of one that has none they are overwritten.
+// Agree sets the tensors of all ranks of c, which must all call it, to the latest version that any of them has
+// committed. Members of an elastic job may come back with an older version, for example: the first rank with the
+// latest version sends the missing changes. Each rank's tensors are those of its own committed version. If a rank has
+// none, its tensors are overwritten.
 func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Tensor) error {
 	p.Rebind(c)
 	all, err := distributed.AllGatherBytes(ctx, p.rt, c, binary.AppendUvarint(nil, p.Version()))
@@ -433,7 +432,7 @@ func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Te
 	return err
 }
 
-// vote returns the first rank that says no, -1 if none does.
+// vote returns the first rank that votes no, -1 if none does.
 func (l *link) vote(ctx context.Context, yes bool) (no int, err error) {
 	ballot := []byte{0}
 	if yes {

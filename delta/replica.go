@@ -21,23 +21,23 @@ import (
 
 // Tensor is a named array of elements in row-major order, in memory of any kind.
 type Tensor struct {
-	Name   string      // of no other tensor of the set
+	Name   string      // unique in the set
 	DType  dtype.DType // of the elements
 	Shape  []int       // sizes, the slowest dimension first; nil for a scalar
-	Memory Memory      // where the elements lie
+	Memory Memory      // holds the elements
 
-	elements int // their number, by Shape
+	elements int // number of elements, from Shape
 }
 
-// Memory holds the bytes of a tensor from offset 0 on. Several goroutines read and write it, not the same bytes. Where
-// it has a method Sequential(), Diff reads it as a target, and Apply writes it, from its beginning to its end.
+// Memory holds the bytes of a tensor from offset 0 on. Several goroutines access it at once, but not the same bytes.
+// If it has a method Sequential(), Diff reads it as a target, and Apply writes it, from beginning to end.
 type Memory interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// Of returns a tensor in the memory of a runtime, with a name. Tensors that are not contiguous are
-// refused ([runtime.ErrShape]): Contiguous makes a copy.
+// Of returns a named tensor in the memory of a runtime. It refuses tensors that are not contiguous
+// ([runtime.ErrShape]); Contiguous makes a copy.
 func Of(name string, t *runtime.Tensor) (Tensor, error) {
 	if t == nil {
 		return Tensor{}, fmt.Errorf("delta: tensor %q is nil: %w", name, runtime.ErrArgument)
@@ -54,13 +54,13 @@ func Of(name string, t *runtime.Tensor) (Tensor, error) {
 	}, nil
 }
 
-// Runtime returns the tensor of a runtime in whose memory t lies; nil if it is other memory.
+// Runtime returns the runtime's tensor if t is in the memory of a runtime, and nil otherwise.
 func (t Tensor) Runtime() *runtime.Tensor {
 	d, _ := t.Memory.(device)
 	return d.Tensor
 }
 
-// Host is memory of a Go slice.
+// Host is the memory of a Go slice.
 type Host []byte
 
 // ReadAt implements [io.ReaderAt].
@@ -102,7 +102,7 @@ func (d device) WriteAt(p []byte, offset int64) (int, error) {
 	return len(p), d.Runtime().CopyIn(to+uintptr(offset), p)
 }
 
-// place returns where a tensor is. Kernels reach memory of the host and of GPUs.
+// place returns the location of a tensor. Kernels can access memory of the host and of GPUs.
 func (t Tensor) place() (place, error) {
 	switch m := t.Memory.(type) {
 	case Host:
@@ -130,14 +130,14 @@ func (t Tensor) place() (place, error) {
 
 // replica is a set of tensors at a version.
 type replica struct {
-	version uint64     // 0 if the tensors are of none
+	version uint64     // 0 means that the tensors have no version
 	tensors []Tensor   // by name
-	sums    [][]uint32 // of their blocks
-	lost    error      // why the tensors are of no version
+	sums    [][]uint32 // checksums of their blocks
+	lost    error      // the reason why the tensors have no version
 	hook    hook       // called at each stage of an update; nil outside tests
 }
 
-// hook is called before each access to memory, and each message, where tests make them fail.
+// hook is called before each access to memory and before each message; tests inject failures with it.
 type hook func() error
 
 func (h hook) step() error {
@@ -170,14 +170,14 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 	return r, nil
 }
 
-// memorySpan is where a tensor lies.
+// memorySpan is the address range of a tensor.
 type memorySpan struct {
-	name     string  // the tensor's
-	from, to uintptr // first address, and the one behind the last
-	written  bool    // an update changes it
+	name     string  // of the tensor
+	from, to uintptr // first address, and the address after the last
+	written  bool    // an update writes it
 }
 
-// separate refuses tensors to be written that share memory with each other, or with tensors that are only read.
+// separate returns an error if a tensor to be written shares memory with another one, written or read.
 func separate(written, read []Tensor) error {
 	var spans []memorySpan
 	for i, t := range slices.Concat(written, read) {
@@ -217,7 +217,7 @@ func separate(written, read []Tensor) error {
 	return nil
 }
 
-// measure takes the checksums of all blocks.
+// measure computes the checksums of all blocks.
 func (r *replica) measure(ctx context.Context, tick func(done, total int)) error {
 	return parallel(ctx, r.blocks(), tick, r.measureBlock)
 }
@@ -232,7 +232,7 @@ func (r *replica) measureBlock(c *coder, tensor, block int) error {
 	return err
 }
 
-// blocks returns how many blocks each tensor has.
+// blocks returns the number of blocks of each tensor.
 func (r *replica) blocks() (counts []int) {
 	for i := range r.tensors {
 		counts = append(counts, r.tensors[i].blocks())
@@ -240,24 +240,24 @@ func (r *replica) blocks() (counts []int) {
 	return counts
 }
 
-// parallel does pieces of work, of which counts[i] are (i, 0), (i, 1) and so on, on all processors, until one fails
-// or ctx ends.
+// parallel runs work items on all processors, until one fails or ctx ends. counts[i] items are (i, 0), (i, 1) and so
+// on.
 func parallel(
 	ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
 ) error {
 	return spread(ctx, gort.GOMAXPROCS(0), runs(counts, nil), tick, work)
 }
 
-// run is of blocks of a tensor, one after the other.
+// run is a sequence of blocks of a tensor.
 type run struct {
 	tensor   int // its index
 	from, to int // blocks
 }
 
-// sequential is memory of which blocks are read or written in their order, by one goroutine.
+// sequential is memory whose blocks are read or written in order, by one goroutine.
 type sequential interface{ Sequential() }
 
-// runs returns the blocks of tensors, one by one, or all of a tensor in sequential memory.
+// runs returns the blocks of tensors as runs of one block each, or of all blocks of a tensor in sequential memory.
 func runs(counts []int, tensors []Tensor) (all []run) {
 	for i, n := range counts {
 		step := 1
@@ -273,7 +273,7 @@ func runs(counts []int, tensors []Tensor) (all []run) {
 	return all
 }
 
-// spread does runs with that many workers at most. tick is told of blocks.
+// spread processes runs with at most this many workers. It reports blocks to tick.
 func spread(
 	ctx context.Context, workers int, all []run, tick func(done, total int), work func(c *coder, i, j int) error,
 ) error {
@@ -320,7 +320,7 @@ func spread(
 	return context.Cause(group)
 }
 
-// load returns where a block is: in place, or a copy in buf, which store writes back.
+// load returns the location of a block: in place, or a copy in buf, which store writes back.
 func (r *replica) load(tensor, block int, buf *[]byte) (p place, direct bool, err error) {
 	if err := r.hook.step(); err != nil {
 		return p, false, err
@@ -359,7 +359,7 @@ func (r *replica) store(tensor, block int, data []byte) error {
 	return nil
 }
 
-// digest identifies layout and content.
+// digest returns a hash of layout and content.
 func (r *replica) digest() uint32 {
 	var sums []byte
 	for _, s := range r.sums {
@@ -369,7 +369,7 @@ func (r *replica) digest() uint32 {
 	return crc32.Update(crc32.Checksum(appendLayout(nil, r.tensors), castagnoli), castagnoli, sums)
 }
 
-// bytes returns the size of all tensors.
+// bytes returns the total size of all tensors.
 func (r *replica) bytes() (total int) {
 	for _, t := range r.tensors {
 		total += t.elements * t.DType.Size()
@@ -377,7 +377,7 @@ func (r *replica) bytes() (total int) {
 	return total
 }
 
-// copied returns a copy, with other checksums; if asked for, with memory of Go.
+// copied returns a copy with separate checksums and, if requested, separate Go memory.
 func (r *replica) copied(memory bool) (to *replica, err error) {
 	to = &replica{
 		version: r.version,
@@ -397,22 +397,22 @@ func (r *replica) copied(memory bool) (to *replica, err error) {
 	return to, err
 }
 
-// sameLayout reports whether the tensors of both are like each other.
+// sameLayout reports whether the tensors of both have the same layout.
 func (r *replica) sameLayout(target *replica) bool {
 	return slices.EqualFunc(r.tensors, target.tensors, func(a, b Tensor) bool {
 		return a.like(&b)
 	})
 }
 
-// minimumCode returns how short the code of a block of a new tensor may be, so that no message makes
-// a receiver allocate more than 1024 times its length.
+// minimumCode returns the minimum length of the code of a new tensor's block, so that no message makes a receiver
+// allocate more than 1024 times its length.
 func minimumCode(bytes int) int { return bytes / 1024 }
 
-// errTooLong means that a delta would take more bytes than allowed.
+// errTooLong means that a delta would be longer than allowed.
 var errTooLong = errors.New("delta: longer than another one")
 
-// diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy. It
-// fails with errTooLong as soon as codes are longer than limit.
+// diff returns the delta from r to next, and computes the checksums of next's blocks. From version 0 it is a full
+// copy. It fails with errTooLong once codes are longer than limit.
 func diff(
 	ctx context.Context,
 	r, next *replica,
@@ -471,7 +471,7 @@ func diff(
 	return d, nil
 }
 
-// listLayout sets the layout of d to the tensors of next.
+// listLayout stores the layout of next's tensors in d.
 func (d *Delta) listLayout(next *replica) {
 	d.layout = []Tensor{}
 	for _, t := range next.tensors {
@@ -480,8 +480,8 @@ func (d *Delta) listLayout(next *replica) {
 	}
 }
 
-// diffBlock returns the code of a block of next, nil if nothing in it has changed, and takes its checksum. from is the
-// index of the tensor in r, -1 for a new one, whose blocks are coded as changes of zeros.
+// diffBlock returns the code of a block of next, nil if nothing in it has changed, and computes its checksum. from is
+// the index of the tensor in r, or -1 for a new tensor, whose blocks are coded as changes from zeros.
 func (r *replica) diffBlock(c *coder, next *replica, from, tensor, block int, small bool) ([]byte, error) {
 	t := &next.tensors[tensor]
 	bytes := t.length(block)
@@ -527,9 +527,9 @@ func (r *replica) diffBlock(c *coder, next *replica, from, tensor, block int, sm
 	return c.encode(nil, old, now, t.DType, elements, shortest, small && from >= 0)
 }
 
-// Diff returns the delta from the tensors of a base, version 1, to those of a target, version 2, in any order. tick, if
-// not nil, is told of progress. It makes shorter deltas than publishers, with which fewer go into a second: 0.3 bytes
-// less a changed weight.
+// Diff returns the delta from the tensors of a base, version 1, to those of a target, version 2, in any order. It
+// reports progress to tick, unless that is nil. It makes shorter deltas than publishers, by 0.3 bytes for each changed
+// weight, but more slowly.
 func Diff(ctx context.Context, base, target []Tensor, tick func(done, total int)) (*Delta, error) {
 	from, err := newReplica(1, base)
 	if err != nil {
@@ -546,7 +546,7 @@ func Diff(ctx context.Context, base, target []Tensor, tick func(done, total int)
 	return diff(ctx, from, to, true, math.MaxInt, second)
 }
 
-// halves returns what to call in the first half of a work, and in the second.
+// halves returns the callbacks for the first and the second half of some work.
 func halves(tick func(done, total int)) (first, second func(done, total int)) {
 	if tick == nil {
 		return nil, nil
@@ -556,10 +556,10 @@ func halves(tick func(done, total int)) (first, second func(done, total int)) {
 	return first, second
 }
 
-// Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
-// the delta's base: a [VersionError] if they are others. The base is only read, so the target needs other memory.
-// tick, if not nil, is told of progress. It reads the base once, and takes memory for a few blocks. After an error,
-// the target's content is unusable.
+// Apply makes the tensors of the delta's target from those of its base, each in the memory that target returns for it.
+// Other base tensors are a [VersionError]. The base is only read, so the target needs separate memory. Apply reports
+// progress to tick, unless that is nil. It reads the base once, and needs memory for a few blocks. After an error, the
+// target's content is undefined.
 func (d *Delta) Apply(
 	ctx context.Context, base []Tensor, target func(Tensor) (Memory, error), tick func(done, total int),
 ) error {
@@ -573,7 +573,7 @@ func (d *Delta) Apply(
 		next:   &replica{version: d.Target},
 	}
 	if err := m.place(d, target); err != nil {
-		if errors.Is(err, ErrDelta) && r.measure(ctx, nil) == nil { // the base may be another
+		if errors.Is(err, ErrDelta) && r.measure(ctx, nil) == nil { // the base may be wrong
 			err = cmp.Or(d.checkBase(r), err)
 		}
 		return err
@@ -581,7 +581,7 @@ func (d *Delta) Apply(
 	if err := spread(ctx, m.workers(), runs(m.counts(), m.next.tensors), tick, m.block); err != nil {
 		return err
 	}
-	if err := d.checkBase(r); err != nil { // before what it may be the reason of
+	if err := d.checkBase(r); err != nil { // checked first: a wrong base may be the cause
 		return err
 	}
 	if m.err != nil {
@@ -590,20 +590,20 @@ func (d *Delta) Apply(
 	return d.checkSums(m.next)
 }
 
-// making is the making of tensors of others, which are read and measured at once.
+// making is the state of Apply, which reads and checks the base while it makes the target.
 type making struct {
-	base   *replica   // of which the tensors are made
-	source *replica   // the base, with a tensor more for each origin
-	next   *replica   // what is made
-	from   []int      // by tensor of next: the one of source; -1: it is new
-	codes  [][][]byte // by tensor of next and block; nil: nothing changes
-	unread []int      // tensors of the base that have no counterpart, of which checksums are all that is needed
+	base   *replica   // the given tensors
+	source *replica   // the base, plus one tensor for each origin
+	next   *replica   // the tensors to make
+	from   []int      // index in source of each tensor of next; -1: it is new
+	codes  [][][]byte // by tensor of next and block; nil: unchanged
+	unread []int      // tensors of the base without a counterpart, which are only checked
 
 	mu  sync.Mutex // guards err; nothing is called under it
-	err error      // why a code is none of these blocks, which may be those of another base; guarded by mu
+	err error      // a code does not fit its block, possibly because the base is wrong; guarded by mu
 }
 
-// place gets the memory of all tensors.
+// place gets memory for all tensors.
 func (m *making) place(d *Delta, target func(Tensor) (Memory, error)) error {
 	layout, blocks, err := m.layout(d)
 	if err != nil {
@@ -638,7 +638,7 @@ func (m *making) place(d *Delta, target func(Tensor) (Memory, error)) error {
 	return separate(m.next.tensors, m.base.tensors)
 }
 
-// layout returns the layout of the target, and of each tensor how many blocks have codes.
+// layout returns the layout of the target, and the number of coded blocks of each tensor.
 func (m *making) layout(d *Delta) (layout []Tensor, blocks []int, err error) {
 	if d.packed != nil {
 		layout, m.from, m.source, err = d.unpackLayout(m.base)
@@ -656,7 +656,7 @@ func (m *making) layout(d *Delta) (layout []Tensor, blocks []int, err error) {
 	return layout, blocks, err
 }
 
-// counts returns the blocks to be made, by tensor, and those to be measured only.
+// counts returns the numbers of blocks to make, by tensor, and of blocks to check only.
 func (m *making) counts() []int {
 	counts := m.next.blocks()
 	for _, i := range m.unread {
@@ -665,11 +665,11 @@ func (m *making) counts() []int {
 	return counts
 }
 
-// makingBytes is about how much memory a making takes, on any number of processors.
+// makingBytes is the approximate memory of a making, on any number of processors.
 const makingBytes = 24 << 20
 
-// workers returns how many blocks are made at once, so that they and what finds their elements are no more than
-// makingBytes.
+// workers returns how many blocks are made at once, so that they and the search structures of their elements need at
+// most makingBytes.
 func (m *making) workers() int {
 	largest := 0
 	for i := range m.next.tensors {
@@ -680,12 +680,12 @@ func (m *making) workers() int {
 	return min(gort.GOMAXPROCS(0), makingBytes/max(largest, 1)+1)
 }
 
-// block makes a block, or measures one that no other is made of.
+// block makes a block, or checks one from which no other is made.
 func (m *making) block(c *coder, i, b int) error {
 	if made := len(m.next.tensors); i >= made {
 		return m.base.measureBlock(c, m.unread[i-made], b)
 	}
-	if m.failed() { // what is left is whether the base is another
+	if m.failed() { // it only remains to check the base
 		if m.from[i] < 0 {
 			return nil
 		}
@@ -701,14 +701,14 @@ func (m *making) block(c *coder, i, b int) error {
 	return nil
 }
 
-// failed reports whether a code was none of its block.
+// failed reports whether a code did not fit its block.
 func (m *making) failed() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err != nil
 }
 
-// checkBase checks that d is for the version and the tensors of r.
+// checkBase checks that d applies to the version and the tensors of r.
 func (d *Delta) checkBase(r *replica) error {
 	if d.Base == 0 {
 		return nil
@@ -726,7 +726,7 @@ func (d *Delta) checkBase(r *replica) error {
 	return nil
 }
 
-// targetLayout returns the tensors that d makes of those of r, and of each how many blocks have codes.
+// targetLayout returns the tensors that d makes from those of r, and the number of coded blocks of each.
 func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err error) {
 	if d.packed != nil {
 		return nil, nil, fmt.Errorf("%w: its tensors are made of others in other memory, by Apply alone", ErrDelta)
@@ -739,7 +739,7 @@ func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err err
 	return layout, blocks, err
 }
 
-// countBlocks returns how many blocks of each tensor have a code that is not too short for a new tensor.
+// countBlocks returns the number of blocks of each tensor whose code is long enough for a new tensor.
 func (d *Delta) countBlocks(layout []Tensor) (blocks []int, err error) {
 	blocks = make([]int, len(layout))
 	for _, c := range d.tensors {
@@ -756,7 +756,7 @@ func (d *Delta) countBlocks(layout []Tensor) (blocks []int, err error) {
 	return blocks, nil
 }
 
-// checkSums checks that the tensors that change have become those that d was made of.
+// checkSums checks that the tensors that change have the content from which d was made.
 func (d *Delta) checkSums(next *replica) error {
 	for _, c := range d.tensors {
 		if sumOf(next.sums[c.tensor]) != c.sum {
@@ -766,8 +766,8 @@ func (d *Delta) checkSums(next *replica) error {
 	return nil
 }
 
-// make makes a block of a tensor of next, from the one at index from of r, which it measures, or from zeros if from is
-// -1.
+// make makes a block of a tensor of next, either from the tensor at index from of r, whose block it checks, or from
+// zeros if from is -1.
 func (r *replica) make(c *coder, next *replica, tensor, from, block int, code []byte) error {
 	t := &next.tensors[tensor]
 	bytes := t.length(block)
@@ -796,23 +796,23 @@ func (r *replica) make(c *coder, next *replica, tensor, from, block int, code []
 
 // update is a delta that was checked against a replica. It is applied, and then committed or rolled back.
 type update struct {
-	replica   *replica // which it changes
+	replica   *replica // the replica to change
 	next      *replica // the replica at the delta's version
 	source    *replica // blocks are copied from it; nil: their codes are applied
-	base      []int    // the index in the replica of each tensor of next; -1: it is new
+	base      []int    // index in the replica of each tensor of next; -1: it is new
 	allocated []Memory // for new tensors
-	delta     *Delta   // that was checked against it
+	delta     *Delta   // the delta that was checked
 	undos     [][]undo // by change and block
 }
 
-// undo is what takes a block back.
+// undo is the information that restores a block.
 type undo struct {
 	touched bool   // the block may have changed
-	saved   []byte // the block before; nil: differences are subtracted
+	saved   []byte // the former block; nil: differences are subtracted
 }
 
-// prepare checks a delta, or one whose blocks are those of source if it is not nil, and allocates new tensors. It
-// changes no tensor.
+// prepare checks a delta, and allocates new tensors. If source is not nil, blocks are copied from it. prepare changes
+// no tensor.
 func (r *replica) prepare(d *Delta, source *replica, alloc func(Tensor) (Memory, error)) (*update, error) {
 	if err := d.checkBase(r); err != nil {
 		return nil, err
@@ -833,7 +833,7 @@ func (r *replica) prepare(d *Delta, source *replica, alloc func(Tensor) (Memory,
 	return u, nil
 }
 
-// place finds or allocates the memory of all tensors, and checks which blocks there are.
+// place finds or allocates the memory of all tensors, and checks the numbers of blocks.
 func (u *update) place(alloc func(Tensor) (Memory, error)) error {
 	layout, blocks, err := u.delta.targetLayout(u.replica)
 	if err != nil {
@@ -868,7 +868,8 @@ func (u *update) place(alloc func(Tensor) (Memory, error)) error {
 	return separate(u.next.tensors, nil)
 }
 
-// apply changes the tensors in place, and keeps what it takes to roll back. After an error it has rolled back.
+// apply changes the tensors in place, and saves the information for a rollback. It rolls back before it returns an
+// error.
 func (u *update) apply(ctx context.Context, tick func(done, total int)) error {
 	err := parallel(ctx, u.delta.blocks(), tick, u.block)
 	if err == nil {
@@ -922,7 +923,7 @@ func (u *update) block(c *coder, i, b int) error {
 		}
 	}
 
-	// If an access to memory fails from here on, nobody knows what the block is.
+	// If an access to memory fails from here on, the content of the block is unknown.
 	undo.touched = existed && direct
 	sum := u.next.sums[tensor][index]
 	if u.source != nil {
@@ -945,7 +946,7 @@ func (u *update) block(c *coder, i, b int) error {
 	return u.next.store(tensor, index, c.new)
 }
 
-// add adds the code that was decoded to a block, or to zeros, and returns its checksum.
+// add adds the decoded code to a block, or to zeros, and returns the block's checksum.
 func (u *update) add(c *coder, form byte, p place, tensor, block int, sum uint32, zeros bool) (uint32, error) {
 	t := &u.next.tensors[tensor]
 	bytes := t.length(block)
@@ -961,7 +962,7 @@ func (u *update) add(c *coder, form byte, p place, tensor, block int, sum uint32
 	return c.add(form, p, t.DType, bytes/t.DType.Size(), sum, false)
 }
 
-// copyable returns a block in the memory of p, or of the host.
+// copyable returns a block, in the memory of p or of the host.
 func (r *replica) copyable(c *coder, tensor, block int, p place) (place, error) {
 	from, _, err := r.load(tensor, block, &c.old)
 	if err == nil && from.rt != p.rt {
@@ -970,7 +971,7 @@ func (r *replica) copyable(c *coder, tensor, block int, p place) (place, error) 
 	return from, err
 }
 
-// copyTo copies a place of the same memory, or of the host.
+// copyTo copies a place to another, in the same memory or on the host.
 func (p place) copyTo(to place, bytes int) error {
 	defer gort.KeepAlive([2]any{p.keep, to.keep})
 	if p.rt == to.rt {
@@ -979,8 +980,8 @@ func (p place) copyTo(to place, bytes int) error {
 	return to.rt.CopyIn(to.addr, hostmem.Slice[byte](p.addr, bytes))
 }
 
-// rollback makes the tensors what they were before apply, and frees what was allocated. If it fails, they are of no
-// version. To roll back again does nothing.
+// rollback restores the tensors from before apply, and frees new ones. If it fails, the tensors have no version. A
+// second rollback does nothing.
 func (u *update) rollback() error {
 	err := parallel(context.Background(), u.delta.blocks(), nil, func(c *coder, i, b int) error {
 		undo := &u.undos[i][b]
@@ -999,7 +1000,7 @@ func (u *update) rollback() error {
 	return err
 }
 
-// restore makes a block what it was.
+// restore restores a block.
 func (u *update) restore(c *coder, change *change, block *block, saved []byte) error {
 	t := &u.next.tensors[change.tensor]
 	p, direct, err := u.next.load(change.tensor, block.index, &c.new)
@@ -1026,7 +1027,7 @@ func (u *update) restore(c *coder, change *change, block *block, saved []byte) e
 	return u.next.store(change.tensor, block.index, c.new)
 }
 
-// free frees what was allocated.
+// free frees newly allocated memory.
 func (u *update) free() {
 	for _, m := range u.allocated {
 		release(m)
@@ -1034,7 +1035,7 @@ func (u *update) free() {
 	u.allocated = nil
 }
 
-// commit makes the replica the next version, and frees what a subscriber has allocated for tensors that are gone.
+// commit sets the replica to the next version, and frees the subscriber's memory of tensors that are gone.
 func (u *update) commit() {
 	for _, t := range u.replica.tensors {
 		if find(u.next.tensors, &t) < 0 {

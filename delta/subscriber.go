@@ -15,29 +15,29 @@ import (
 )
 
 var (
-	// ErrNoVersion means that a subscriber has no tensors to read: before its first update, and after a
-	// failed update that could not be rolled back. The next update brings a full copy.
+	// ErrNoVersion means that a subscriber has no tensors to read: before its first update, and after a failed update
+	// that could not be rolled back. The next update is a full copy.
 	ErrNoVersion = errors.New("delta: no version")
-	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them
-	// during the vote. It shows no tensors until an update with the remaining subscribers has told the outcome.
+	// ErrInDoubt means that a subscriber does not know whether the others have committed a version, because it lost
+	// them during the vote. It shows no tensors until an update with the remaining subscribers resolves the doubt.
 	ErrInDoubt = errors.New("delta: in doubt whether the version was committed")
 )
 
-// Config is the initial state of a subscriber, and how it commits.
+// Config is the initial state of a subscriber, and its way to commit.
 type Config struct {
-	// Tensors, if any, are of version Version, from 1 on; those that its publisher knows by that
-	// number, or they are replaced. No two of them share memory.
+	// Tensors, if any, are of version Version, which is at least 1. If they differ from the publisher's tensors of
+	// that version, they are replaced. No two of them may share memory.
 	Tensors []Tensor
 	Version uint64 // 0 without tensors
-	// Together has the subscribers of a communicator vote on each version, if it is set on any of them. They vote when
-	// they have read and checked it; then each applies it at its own pace. Either all commit it or none, except a
-	// subscriber whose memory fails while it applies what all have voted for: its Update returns the error, and it
-	// shows the version before, or none.
+	// Together makes the subscribers of a communicator vote on each version, if any of them sets it. They vote after
+	// they have read and checked it; then each applies it at its own pace. Either all commit a version or none does.
+	// One exception is a subscriber whose memory fails while it applies an accepted version: its Update returns the
+	// error, and it shows the previous version, or none.
 	Together bool
 }
 
-// A Subscriber keeps tensors at the version that was published last. Its methods may be called from
-// any goroutine. Update, Read and Close wait for each other.
+// A Subscriber keeps tensors at the latest published version. Its methods may be called from any goroutine. Update,
+// Read and Close wait for each other.
 type Subscriber struct {
 	link
 	voting bool // Config.Together; never changed
@@ -45,20 +45,20 @@ type Subscriber struct {
 
 	updating sync.Mutex   // held by Update, Read and Close
 	mu       sync.RWMutex // held while tensors change
-	parts    []*replica   // by publisher; changed under both
-	doubt    *pending     // nil: there is none; changed under both
+	parts    []*replica   // by publisher; changed with both locks held
+	doubt    *pending     // nil: there is none; changed with both locks held
 }
 
-// pending is a version that can be applied, a part for each publisher.
+// pending is a version that can be applied, with a part for each publisher.
 type pending struct {
-	version uint64     // 1 and up
-	digests []uint32   // of the version, by publisher
-	parts   []*replica // the subscriber's, and empty ones for publishers that have come
-	updates []*update  // by part; nil: it has the version
+	version uint64     // at least 1
+	digests []uint32   // hashes of the version, by publisher
+	parts   []*replica // the subscriber's, and empty ones for new publishers
+	updates []*update  // by part; nil: the subscriber has this version
 }
 
-// NewSubscriber returns a subscriber, whose new tensors are allocated in rt, through whose memory it receives over c.
-// Without a communicator (nil), only [Subscriber.Read] receives versions.
+// NewSubscriber returns a subscriber. It allocates new tensors in rt, and receives over c through memory of rt.
+// Without a communicator (nil), it receives versions only through [Subscriber.Read].
 func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg Config) (*Subscriber, error) {
 	s := &Subscriber{link: link{rt, c}, voting: cfg.Together}
 	if (cfg.Version == 0) != (len(cfg.Tensors) == 0) {
@@ -75,8 +75,8 @@ func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator,
 	return s, err
 }
 
-// View calls f with the version and its tensors, those of the first publisher first, by name. They do not change
-// until f has returned. It fails with [ErrNoVersion] or [ErrInDoubt] if no version can be shown.
+// View calls f with the version and its tensors: first those of the first publisher, by name, and so on. They do not
+// change until f has returned. It fails with [ErrNoVersion] or [ErrInDoubt] if there is no version to show.
 func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -93,9 +93,9 @@ func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error 
 	return f(s.parts[0].version, all)
 }
 
-// Update receives the version that the publishers of the communicator send, all of which call [Publisher.Publish] or
-// [Publisher.Send], and returns its number. After an error the tensors are those of the version
-// before, except as [ErrNoVersion] and [ErrInDoubt] say. Readers wait while the version is applied, not before.
+// Update receives the version that the publishers of the communicator send, and returns its number. All publishers
+// must call [Publisher.Publish] or [Publisher.Send]. After an error the tensors are those of the previous version,
+// except as [ErrNoVersion] and [ErrInDoubt] say. Readers wait only while the version is applied.
 func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -106,8 +106,8 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// All ranks have found what became of a version in doubt when they met. If this one cannot apply it, it still takes
-	// part in what follows.
+	// The ranks have resolved a version in doubt when they met. If this one cannot apply it, it still takes part in
+	// the remaining steps.
 	resolved := s.resolve(ctx, m.peers[s.c.Rank()].Version)
 	messages, err := s.distribute(ctx, m, nil, s.hook)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	err = errors.Join(resolved, err)
 	if m.voting {
 		err = s.agree(ctx, v, err)
-		ctx = context.WithoutCancel(ctx) // the others do not wait for this rank any more, and commit
+		ctx = context.WithoutCancel(ctx) // from here on the others commit without waiting for this rank
 	}
 	if err != nil {
 		return 0, err
@@ -151,8 +151,8 @@ func (s *Subscriber) prepare(m *meeting, messages [][]byte) (*pending, error) {
 	return v, nil
 }
 
-// agree has all ranks vote on a version that this one can apply, or, if failed is not nil, cannot. It returns nil
-// if all can. If it does not learn of the outcome, the version is in doubt.
+// agree makes all ranks vote on a version that this one can apply or, if failed is not nil, cannot apply. It returns
+// nil if all can. If this rank does not learn the outcome, the version is in doubt.
 func (s *Subscriber) agree(ctx context.Context, v *pending, failed error) error {
 	no := -1
 	err := s.hook.step()
@@ -178,7 +178,7 @@ func (s *Subscriber) agree(ctx context.Context, v *pending, failed error) error 
 	return nil
 }
 
-// adopt makes a version the subscriber's, with all of its parts or none, while readers wait.
+// adopt installs a version, with all of its parts or none, while readers wait.
 func (s *Subscriber) adopt(ctx context.Context, v *pending) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +195,7 @@ func (s *Subscriber) adopt(ctx context.Context, v *pending) error {
 			u.commit()
 		}
 	}
-	if len(s.parts) > len(v.parts) { // publishers have gone
+	if len(s.parts) > len(v.parts) { // some publishers are gone
 		for _, gone := range s.parts[len(v.parts):] {
 			gone.free()
 		}
@@ -204,7 +204,7 @@ func (s *Subscriber) adopt(ctx context.Context, v *pending) error {
 	return nil
 }
 
-// rollback makes all parts what they were, and frees what was allocated for the version.
+// rollback restores all parts, and frees memory allocated for the version.
 func (v *pending) rollback() (err error) {
 	for _, u := range v.updates {
 		if u != nil {
@@ -232,9 +232,9 @@ func (s *Subscriber) resolve(ctx context.Context, version uint64) error {
 	return err
 }
 
-// Read reads a delta from r, which [Publisher.WriteSince] wrote, and returns its version. A [VersionError] says
-// which version the subscriber has, from which the publisher can write another. A subscriber to several publishers
-// cannot read.
+// Read reads a delta from r, which [Publisher.WriteSince] wrote, and returns its version. If the delta does not apply,
+// a [VersionError] says which version the subscriber has, from which the publisher can write another delta. A
+// subscriber to several publishers cannot read.
 func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -267,7 +267,7 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 func (s *Subscriber) Close() {
 	s.updating.Lock()
 	defer s.updating.Unlock()
-	_ = s.resolve(context.Background(), 0) // it has no version from now on
+	_ = s.resolve(context.Background(), 0) // without a version from now on
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.parts {
@@ -276,12 +276,12 @@ func (s *Subscriber) Close() {
 	s.parts = []*replica{{}}
 }
 
-// announcement is what the subscriber has.
+// announcement returns what the subscriber tells the other ranks.
 func (s *Subscriber) announcement() peer {
 	p := peer{Together: s.voting, Version: s.parts[0].version}
 	for _, r := range s.parts {
 		p.Digests = append(p.Digests, r.digest())
-		if r.version == 0 { // of any part: all come anew
+		if r.version == 0 { // if any part has none, all are sent again
 			p.Version = 0
 		}
 	}
@@ -295,7 +295,7 @@ func (s *Subscriber) announcement() peer {
 // alloc allocates a tensor.
 func (s *Subscriber) alloc(t Tensor) (Memory, error) { return allocate(s.rt, t) }
 
-// allocate allocates a tensor in the memory of a runtime, or of Go.
+// allocate allocates a tensor in the memory of a runtime, or in Go memory.
 func allocate(rt runtime.Runtime, t Tensor) (Memory, error) {
 	if rt == nil {
 		return make(Host, t.elements*t.DType.Size()), nil
@@ -307,7 +307,7 @@ func allocate(rt runtime.Runtime, t Tensor) (Memory, error) {
 	return device{x, true}, nil
 }
 
-// sameMemory allocates a tensor like t in memory of its kind, or of Go.
+// sameMemory allocates a tensor like t in the same kind of memory, or in Go memory.
 func (t Tensor) sameMemory() (Memory, error) {
 	p, err := t.place()
 	if err == nil && p.rt == host {

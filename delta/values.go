@@ -7,17 +7,17 @@ import (
 	"math/bits"
 )
 
-// The coder of values is a range asymmetric numeral system with a table per block (rANS: Jarek Duda,
-// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in docs/delta-format.md.
+// The coder of values is a range asymmetric numeral system (rANS) with one table for each block (Jarek Duda,
+// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). docs/delta-format.md has its format.
 const (
 	tableBits   = 12      // frequencies of a table sum to 1<<tableBits
 	stateLow    = 1 << 16 // states are in [stateLow, stateLow<<16)
-	direct      = 16      // each value below it is a symbol
+	direct      = 16      // each smaller value is a symbol
 	symbolCount = direct + 60*8
-	interleaved = 1024 // values from which on there are four states
+	interleaved = 1024 // number of values from which there are four states
 )
 
-// symbolOf returns the symbol of a value, and how many of its lowest bits follow it.
+// symbolOf returns the symbol of a value, and the number of its lowest bits that follow the symbol.
 func symbolOf(v uint64) (symbol int, extra uint) {
 	if v < direct {
 		return int(v), 0
@@ -26,7 +26,7 @@ func symbolOf(v uint64) (symbol int, extra uint) {
 	return int(direct + (extra-1)*8 + uint(v>>extra&7)), extra
 }
 
-// leastOf returns the smallest value with a symbol, and how many bits follow it.
+// leastOf returns the smallest value with a symbol, and the number of bits that follow.
 func leastOf(symbol int) (v uint64, extra uint) {
 	if symbol < direct {
 		return uint64(symbol), 0
@@ -35,11 +35,12 @@ func leastOf(symbol int) (v uint64, extra uint) {
 	return uint64(8|(symbol-direct)%8) << extra, extra
 }
 
-// frequencies of the symbols of a table.
+// frequencies are the frequencies of the symbols of a table.
 type frequencies [symbolCount]uint16
 
-// standard are the tables of blocks that are too small to bring one. Where an optimizer moves all weights as far, the
-// magnitudes in last places are as the inverses of theirs: the share of values from v on is a/(v+a).
+// standard are the tables of blocks that are too small to carry one. If an optimizer moves all weights equally far,
+// differences in units in the last place are inversely proportional to the weights: the share of values from v on is
+// a/(v+a).
 var standard = func() (all [4]frequencies) {
 	const symbols = direct + 12*8
 	for t, a := range []uint64{1, 3, 9, 27} {
@@ -55,7 +56,7 @@ var standard = func() (all [4]frequencies) {
 	return all
 }()
 
-// fit sets f to the counts, scaled, and returns how many symbols have any.
+// fit sets f to the counts, scaled, and returns the number of symbols that occur.
 func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 	sum := 0
 	for s, n := range counts {
@@ -66,7 +67,7 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 			sum += int(f[s])
 		}
 	}
-	for sum != 1<<tableBits { // the rest goes to the most frequent ones
+	for sum != 1<<tableBits { // the remainder goes to the most frequent symbols
 		frequent := 0
 		by := cmp.Compare(1<<tableBits, sum)
 		for s := range f {
@@ -80,7 +81,7 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 	return used
 }
 
-// cost returns about how many bits the counted symbols take, infinity if there is one without a frequency.
+// cost returns the approximate number of bits of the counted symbols, or infinity if one of them has no frequency.
 func (f *frequencies) cost(counts *[symbolCount]int) (total float64) {
 	for s, n := range counts {
 		if n > 0 {
@@ -133,7 +134,7 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 	for i := len(values) - 1; i >= 0; i-- {
 		x := states[i&mask]
 		s, extra := symbolOf(values[i])
-		for done := extra; done > 0; { // pieces of up to 16 bits, the highest first
+		for done := extra; done > 0; { // parts of up to 16 bits, the highest first
 			n := (done-1)%16 + 1
 			done -= n
 			if uint64(x) >= 1<<(32-n) {
@@ -201,7 +202,7 @@ func (c *coder) readTable(src *cursor) error {
 	return nil
 }
 
-// readValues reads the section of as many values, to the end of src.
+// readValues reads the section of len(values) values, up to the end of src.
 func (c *coder) readValues(src *cursor, values []uint64) error {
 	if len(values) == 0 {
 		return nil

@@ -1,7 +1,7 @@
 // Package checkpoint makes deltas between checkpoints in the safetensors format
-// (https://github.com/huggingface/safetensors#format), and makes such checkpoints of deltas, as the command tutti delta
-// does. A checkpoint is a file, or the shards that an index names (model.safetensors.index.json); its path names
-// the file, the index, or the folder that has one of these.
+// (https://github.com/huggingface/safetensors#format), and applies them, as the command tutti delta does. A checkpoint
+// is a file, or the shards in an index (model.safetensors.index.json). Its path is that of the file, of the index, or
+// of the folder with one of these.
 package checkpoint
 
 import (
@@ -30,10 +30,10 @@ func write(path string, content func(w io.Writer) error) error {
 	return atomicfile.Write(path, content)
 }
 
-// Progress is told how far a long work is.
+// Progress is called with the progress of a long operation.
 type Progress func(done, total int)
 
-// halves returns what is to be told of the progress of the first half of a work, and of the second.
+// halves returns the callbacks for the first and the second half of an operation.
 func (p Progress) halves() (first, second Progress) {
 	if p == nil {
 		return nil, nil
@@ -43,14 +43,14 @@ func (p Progress) halves() (first, second Progress) {
 	return first, second
 }
 
-// checkOutput refuses an output that is one of the inputs.
+// checkOutput returns an error if the output is one of the inputs.
 func checkOutput(out string, inputs ...string) error {
 	written, err := os.Stat(out)
 	if out == Stdout {
 		written, err = os.Stdout.Stat()
 	}
 	if err != nil {
-		return nil // it is not there yet, or writing it says what is wrong
+		return nil // it does not exist yet, or writing it will report the problem
 	}
 	for _, input := range inputs {
 		if info, err := os.Stat(input); err == nil && os.SameFile(info, written) {
@@ -60,7 +60,7 @@ func checkOutput(out string, inputs ...string) error {
 	return nil
 }
 
-// checkFile refuses a folder as the output of one file, and says which file in it would do.
+// checkFile returns an error if the output of one file is a folder, and suggests a file in it.
 func checkFile(out, kind, name string) error {
 	info, err := os.Stat(out)
 	isFolder := err == nil && info.IsDir()
@@ -73,7 +73,7 @@ func checkFile(out, kind, name string) error {
 // checkDelta is checkFile for the delta to a checkpoint.
 func checkDelta(out, target string) error {
 	name := filepath.Base(target)
-	stem := strings.TrimSuffix(name, filepath.Ext(name)) // "" of the folder "."
+	stem := strings.TrimSuffix(name, filepath.Ext(name)) // "" for the folder "."
 	return checkFile(out, "a delta is", cmp.Or(stem, "checkpoint")+".delta")
 }
 
@@ -121,8 +121,8 @@ func Read(path string) (*delta.Delta, error) {
 	return d, nil
 }
 
-// Apply writes the checkpoint that a delta makes of another, byte for byte the one that it was made of. If that is one
-// of shards, out is a folder, empty or not there yet.
+// Apply writes the checkpoint that results from applying a delta to another one, byte for byte equal to the delta's
+// target. If the target has shards, out is a folder that is empty or does not exist.
 func Apply(ctx context.Context, base, patch, out string, progress Progress) (s delta.Stat, err error) {
 	from, err := open(base)
 	if err != nil {
@@ -152,7 +152,7 @@ func Apply(ctx context.Context, base, patch, out string, progress Progress) (s d
 	return d.Stat(), err
 }
 
-// apply writes the checkpoint with a text whose tensors a delta makes of others.
+// apply writes the checkpoint with this text, whose tensors result from applying a delta to others.
 func apply(ctx context.Context, d *delta.Delta, from *checkpoint, text []byte, out string, progress Progress) error {
 	to, err := parseText(text)
 	if err != nil {
@@ -196,7 +196,7 @@ func apply(ctx context.Context, d *delta.Delta, from *checkpoint, text []byte, o
 	})
 }
 
-// fill writes the files of a checkpoint, which are empty.
+// fill writes the files of a checkpoint, which are empty so far.
 func (c *checkpoint) fill(ctx context.Context, d *delta.Delta, from *checkpoint, progress Progress) error {
 	for _, f := range c.files {
 		if err := f.begin(); err != nil {
@@ -228,7 +228,7 @@ func (c *checkpoint) fill(ctx context.Context, d *delta.Delta, from *checkpoint,
 	return nil
 }
 
-// begin writes the header of an empty file, and finds where its tensors will be.
+// begin writes the header of an empty file, and computes the positions of its tensors.
 func (f *file) begin() (err error) {
 	if f.tensors, err = tensors(f.header, f.File, -1); err != nil {
 		return fmt.Errorf("%w: %w", delta.ErrDelta, err)

@@ -11,16 +11,16 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// decoder changes a tensor by a frame of the shared format, from its beginning to its end.
+// decoder applies a frame of the shared format to a tensor, from its beginning to its end.
 type decoder interface {
 	// Decode changes the next bytes.
 	Decode(data []byte) error
-	// Finish fails if the frame has more.
+	// Finish returns an error if the frame has more data.
 	Finish() error
 	Close()
 }
 
-// decoder returns a decoder of a frame, for a tensor with that many bytes.
+// decoder returns a decoder of a frame, for a tensor with this many bytes.
 func (f Format) decoder(frame io.ReaderAt, length, bytes int64) (decoder, error) {
 	open := func() (*zstd.Decoder, error) {
 		return decompress(io.NewSectionReader(frame, 0, length), f.longest(bytes))
@@ -32,7 +32,7 @@ func (f Format) decoder(frame io.ReaderAt, length, bytes int64) (decoder, error)
 	if f.Encoding == encodingXor {
 		return &xorDecoder{from: from}, nil
 	}
-	values, err := open() // again, as they are behind all positions
+	values, err := open() // a second reader: values follow all positions
 	if err != nil {
 		from.Close()
 		return nil, err
@@ -50,10 +50,10 @@ func (f Format) decoder(frame io.ReaderAt, length, bytes int64) (decoder, error)
 	return o, nil
 }
 
-// readBytes is how much of positions or values is read at once.
+// readBytes is the size of reads of positions and values.
 const readBytes = 64 << 10
 
-// xorDecoder reads the bits that change.
+// xorDecoder applies a frame of XORs.
 type xorDecoder struct {
 	from *zstd.Decoder // the decompressed XOR
 	bits []byte        // of a chunk, reused
@@ -74,18 +74,18 @@ func (x *xorDecoder) Finish() error { return checkEnd(x.from) }
 
 func (x *xorDecoder) Close() { x.from.Close() }
 
-// overwriteDecoder reads the bytes that change, and where.
+// overwriteDecoder applies a frame of bytes and their positions.
 type overwriteDecoder struct {
 	frames    [2]*zstd.Decoder // of positions and of values
 	positions *bufio.Reader    // of changes, decompressed
 	values    *bufio.Reader    // of changes, decompressed
 	bytes     int64            // of the tensor
-	decoded   int64            // of these
-	left      int64            // changes that were not made
-	next      int64            // where the next one is, if any is left
+	decoded   int64            // bytes of the tensor so far
+	left      int64            // changes not yet applied
+	next      int64            // position of the next change, if there is one
 }
 
-// begin reads how many bytes change, and the first position.
+// begin reads the number of changed bytes, and the first position.
 func (o *overwriteDecoder) begin() error {
 	count, err := o.number()
 	if err != nil {
@@ -155,7 +155,7 @@ func (o *overwriteDecoder) Close() {
 	}
 }
 
-// checkEnd refuses a frame that has more.
+// checkEnd returns an error if a frame has more data.
 func checkEnd(r io.Reader) error {
 	var b [1]byte
 	n, err := io.ReadFull(r, b[:])
@@ -168,7 +168,7 @@ func checkEnd(r io.Reader) error {
 	return nil
 }
 
-// damaged returns the error of a frame that is too short, or none.
+// damaged returns the error of a frame that is too short, or nil.
 func damaged(err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
@@ -176,7 +176,7 @@ func damaged(err error) error {
 	return fmt.Errorf("%w: %w", errFormat, err)
 }
 
-// longest returns how many bytes a frame of a tensor has, at most.
+// longest returns the maximum length of a tensor's frame.
 func (f Format) longest(size int64) int64 {
 	if f.Encoding == encodingXor {
 		return size
@@ -184,10 +184,10 @@ func (f Format) longest(size int64) int64 {
 	return countBytes + size*(countBytes+1)
 }
 
-// usualWindow is what encoders that do not know the length take for their window, at most.
+// usualWindow is the largest window of encoders that do not know the length.
 const usualWindow = 8 << 20
 
-// decompress reads what is in a frame, with a window of at most limit bytes or a usual one.
+// decompress returns the content of a frame, whose window may be at most limit bytes or usualWindow.
 func decompress(frame io.Reader, limit int64) (*zstd.Decoder, error) {
 	return zstd.NewReader(frame,
 		zstd.WithDecoderConcurrency(1),

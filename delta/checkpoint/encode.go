@@ -14,17 +14,17 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// encoder takes how a tensor changes in the shared format, from its beginning to its end.
+// encoder receives the changes of a tensor in the shared format, from its beginning to its end.
 type encoder interface {
-	// Encode takes the next bytes, before and after. It overwrites old.
+	// Encode receives the next bytes, old and new. It overwrites old.
 	Encode(old, now []byte) error
-	// Finish writes the rest of the frame, and returns it; nil if nothing changes.
+	// Finish completes the frame and returns it; nil if nothing has changed.
 	Finish() (*spool, error)
-	// Close removes what was not returned.
+	// Close removes temporary data that Finish has not returned.
 	Close() error
 }
 
-// encoder returns an encoder of a tensor with that many bytes. Its temporary files are in dir.
+// encoder returns an encoder of a tensor with this many bytes. Its temporary files are in dir.
 func (f Format) encoder(dir *os.Root, bytes int64) encoder {
 	if f.Encoding == encodingXor {
 		return &xorEncoder{
@@ -39,7 +39,7 @@ func (f Format) encoder(dir *os.Root, bytes int64) encoder {
 	}
 }
 
-// xorEncoder writes a frame of the bits that change.
+// xorEncoder writes a frame of the XOR of old and new bytes.
 type xorEncoder struct {
 	bytes     int64       // length of the tensor
 	frame     *spool      // nil once it is returned
@@ -82,7 +82,7 @@ func (x *xorEncoder) Close() error {
 	return x.frame.Close()
 }
 
-// zeros reads as zeros without an end.
+// zeros is an endless stream of zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) {
@@ -90,14 +90,14 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// overwriteEncoder writes a frame of the bytes that change, and where, after it has seen all of them.
+// overwriteEncoder writes a frame of the changed bytes and their positions, after it has seen all of them.
 type overwriteEncoder struct {
 	dir       *os.Root // of spools
 	positions *spool   // of changes
 	values    *spool   // of changes
 	position  int64    // of the next element
-	batch     []byte   // positions that are found
-	bytes     []byte   // and values
+	batch     []byte   // positions found so far
+	bytes     []byte   // their values
 }
 
 func (o *overwriteEncoder) Encode(old, now []byte) error {
@@ -151,7 +151,8 @@ func (o *overwriteEncoder) Close() error {
 	return cmp.Or(o.positions.Close(), o.values.Close())
 }
 
-// singleSegment is up to which length frames are a segment, as otherwise short ones do not say how long data is.
+// singleSegment is the length up to which frames are one segment; short frames do not state the length of their data
+// otherwise.
 const singleSegment = 1 << 20
 
 var (
@@ -173,14 +174,14 @@ var (
 	}}
 )
 
-// compressor writes a frame, which says how long the content is: engines ask for that.
+// compressor writes a frame that states the length of its content, as engines require.
 type compressor struct {
-	to    io.Writer     // where the frame goes
-	short []byte        // what a short frame will have
-	long  *zstd.Encoder // nil: the frame is short
+	to    io.Writer     // destination of the frame
+	short []byte        // content of a short frame
+	long  *zstd.Encoder // nil for a short frame
 }
 
-// newCompressor returns the compressor of that many bytes.
+// newCompressor returns a compressor for this many bytes.
 func newCompressor(to io.Writer, bytes int64) *compressor {
 	if bytes <= singleSegment {
 		return &compressor{to: to}
@@ -202,7 +203,7 @@ func (c *compressor) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close writes what is left.
+// Close completes the frame.
 func (c *compressor) Close() error {
 	if c.long != nil {
 		err := c.long.Close()

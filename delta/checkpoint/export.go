@@ -19,12 +19,12 @@ import (
 	"github.com/tutti-go/tutti/delta"
 )
 
-// shardBytes is how long the shards of a delta are, about.
+// shardBytes is the approximate length of a delta's shards.
 const shardBytes = 256 << 20
 
-// Export writes how a checkpoint changes in the format that slime, miles, SGLang and modelexpress share, into a folder
-// that is empty or not there yet. change is a delta of this module, or the target checkpoint with the same tensors.
-// Without versions in f, they are those that the name of the folder, such as weight_v000012, means.
+// Export writes the change of a checkpoint in the format that slime, miles, SGLang and modelexpress share, to a folder
+// that is empty or does not exist. change is a delta of this module, or the target checkpoint with the same tensors.
+// Without versions in f, the name of the folder, such as weight_v000012, gives them.
 func Export(ctx context.Context, base, change, out string, f Format, progress Progress) (s delta.Stat, err error) {
 	from, err := open(base)
 	if err != nil {
@@ -45,7 +45,7 @@ func Export(ctx context.Context, base, change, out string, f Format, progress Pr
 	return d.Stat(), err
 }
 
-// named returns f with the versions that the name of a folder means, where it has none.
+// named returns f with the versions from the folder's name, unless it has some.
 func (f Format) named(out string) (Format, error) {
 	if f.Version != "" && f.Base != "" {
 		return f, nil
@@ -65,8 +65,8 @@ func (f Format) named(out string) (Format, error) {
 	return f, nil
 }
 
-// readChange returns the delta in a file, or from a checkpoint to the one in it, and what is to be told of progress
-// from then on.
+// readChange returns the delta in a file, or the delta from a checkpoint to the one in it. It also returns the
+// progress callback for the remaining work.
 func readChange(
 	ctx context.Context, from *checkpoint, path string, progress Progress,
 ) (*delta.Delta, Progress, error) {
@@ -87,7 +87,7 @@ func readChange(
 	return d, second, err
 }
 
-// beginsAsDelta reports whether a file begins as deltas of this module do, in any version.
+// beginsAsDelta reports whether a file begins like a delta of this module, in any version.
 func beginsAsDelta(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -99,8 +99,8 @@ func beginsAsDelta(path string) bool {
 	return err == nil && string(head) == "tdl"
 }
 
-// Publish writes how tensors change in the format that slime, miles, SGLang and modelexpress share, into a folder that
-// is empty or not there yet. The target has the tensors of the base, with other content.
+// Publish writes the change of tensors in the format that slime, miles, SGLang and modelexpress share, to a folder
+// that is empty or does not exist. The target must have the tensors of the base, with other content.
 func Publish(ctx context.Context, dir string, base, target []delta.Tensor, f Format) error {
 	f, err := f.named(dir)
 	if err != nil {
@@ -165,23 +165,23 @@ func (f Format) write(ctx context.Context, out string, base []delta.Tensor, d *d
 	})
 }
 
-// sink takes a tensor that is made, from its beginning to its end, and writes how it has changed.
+// sink receives a new tensor, from its beginning to its end, and writes its changes.
 type sink struct {
 	writer  *shardWriter // of its shard
 	number  int          // among the tensors that are not empty
-	base    delta.Tensor // what the tensor was before
+	base    delta.Tensor // the tensor before the change
 	bytes   int64        // of the tensor
-	changes encoder      // nil: nothing was written yet, or all was
-	frame   *spool       // nil: there is none yet, or nothing changes
+	changes encoder      // nil: before the first write, or after the last
+	frame   *spool       // nil: there is none yet, or nothing has changed
 	written int64        // bytes
-	old     []byte       // what the base has there
+	old     []byte       // bytes of the base
 	sum     hash.Hash    // of all bytes
 }
 
-// Sequential has the tensor written in order.
+// Sequential makes writers write the tensor in order.
 func (s *sink) Sequential() {}
 
-// ReadAt refuses to read.
+// ReadAt returns an error: the tensor cannot be read.
 func (s *sink) ReadAt([]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
 
 // WriteAt implements [io.WriterAt].
@@ -199,7 +199,7 @@ func (s *sink) WriteAt(p []byte, offset int64) (int, error) {
 	return len(p), nil
 }
 
-// encode takes the next bytes.
+// encode encodes the next bytes.
 func (s *sink) encode(p []byte) (err error) {
 	if s.changes == nil {
 		s.changes = s.writer.format.encoder(s.writer.dir, s.bytes)
@@ -207,7 +207,7 @@ func (s *sink) encode(p []byte) (err error) {
 			return err
 		}
 	}
-	_, _ = s.sum.Write(p) // which does not fail
+	_, _ = s.sum.Write(p) // never fails
 	s.old = slices.Grow(s.old[:0], len(p))[:len(p)]
 	if n, err := s.base.Memory.ReadAt(s.old, s.written); n < len(p) {
 		return cmp.Or(err, io.ErrUnexpectedEOF)
@@ -215,7 +215,7 @@ func (s *sink) encode(p []byte) (err error) {
 	return s.changes.Encode(s.old, p)
 }
 
-// finish hands how the tensor has changed to the writer.
+// finish passes the changes of the tensor to the writer.
 func (s *sink) finish() (err error) {
 	s.old = nil
 	if s.frame, err = s.changes.Finish(); err != nil {
@@ -239,18 +239,18 @@ func (s *sink) Close() (err error) {
 	return err
 }
 
-// shardWriter writes the shards of a delta, under numbers until it is known how many there are.
+// shardWriter writes the shards of a delta, with provisional names until their number is known.
 type shardWriter struct {
 	dir    *os.Root // of the shards
 	format Format   // of the frames
 
 	mu      sync.Mutex     // guards the fields below
-	next    int            // the number of the tensor whose frame is next; guarded by mu
-	frames  map[int]*sink  // of tensors behind it, by number; guarded by mu
-	entries []sharedEntry  // of the shard that is next, in the order of data; guarded by mu
+	next    int            // number of the tensor whose frame is next; guarded by mu
+	frames  map[int]*sink  // of later tensors, by number; guarded by mu
+	entries []sharedEntry  // of the current shard, in the order of data; guarded by mu
 	data    *spool         // their frames; guarded by mu
-	shards  int            // that were written; guarded by mu
-	weights map[string]int // by tensor, its shard; guarded by mu
+	shards  int            // shards written so far; guarded by mu
+	weights map[string]int // shard of each tensor; guarded by mu
 }
 
 // sharedEntry is a tensor of a shard.
@@ -260,7 +260,7 @@ type sharedEntry struct {
 	length int64  // of its frame
 }
 
-// add adds the frame of a tensor, in the order of tensors, and those that have waited for it.
+// add adds the frame of a tensor, in the order of tensors, and then the frames that have waited for it.
 func (w *shardWriter) add(s *sink) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,7 +287,7 @@ func (w *shardWriter) add(s *sink) error {
 	}
 }
 
-// append adds a frame to the shard that is next. It is called with mu held.
+// append adds a frame to the current shard. The caller holds mu.
 func (w *shardWriter) append(s *sink) error {
 	if w.data == nil {
 		w.data = &spool{dir: w.dir}
@@ -307,7 +307,7 @@ func (w *shardWriter) append(s *sink) error {
 	return w.flush()
 }
 
-// flush writes a shard. It is called with mu held.
+// flush writes a shard. The caller holds mu.
 func (w *shardWriter) flush() error {
 	metadata := map[string]string{}
 	header := map[string]any{"__metadata__": metadata}
@@ -339,7 +339,7 @@ func (w *shardWriter) flush() error {
 	return err
 }
 
-// close removes what was not written.
+// close removes unwritten data.
 func (w *shardWriter) close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -349,7 +349,7 @@ func (w *shardWriter) close() error {
 	return w.data.Close()
 }
 
-// finish writes what is left, and the index.
+// finish writes the last shard and the index.
 func (w *shardWriter) finish() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

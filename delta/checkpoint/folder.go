@@ -13,7 +13,7 @@ import (
 )
 
 // writeFolder makes the folder at path with the files that fill writes into it, all of them or none: until fill has
-// returned, they are in a temporary folder beside it. At path there is nothing yet, or an empty folder. fill syncs its
+// returned, they are in a temporary folder next to it. path must not exist, or be an empty folder. fill must sync its
 // files.
 func writeFolder(path string, fill func(dir *os.Root) error) error {
 	if err := checkEmpty(path); err != nil {
@@ -28,7 +28,7 @@ func writeFolder(path string, fill func(dir *os.Root) error) error {
 	if err := os.Mkdir(temporary, 0o777); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.RemoveAll(temporary) // nothing is there once it is renamed
+	defer os.RemoveAll(temporary) // after the rename there is nothing to remove
 	root, err := os.OpenRoot(temporary)
 	if err != nil {
 		return err
@@ -40,7 +40,7 @@ func writeFolder(path string, fill func(dir *os.Root) error) error {
 	if err := syncFolder(temporary); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // Windows renames over no folder
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // Windows does not rename over a folder
 		return err
 	}
 	if err := os.Rename(temporary, path); err != nil {
@@ -49,7 +49,7 @@ func writeFolder(path string, fill func(dir *os.Root) error) error {
 	return syncFolder(parent)
 }
 
-// syncFolder makes what was written and renamed in a folder outlast a crash of the host.
+// syncFolder makes writes and renames in a folder survive a crash of the host.
 func syncFolder(path string) error {
 	if runtime.GOOS == "windows" {
 		return nil
@@ -61,7 +61,7 @@ func syncFolder(path string) error {
 	return cmp.Or(dir.Sync(), dir.Close())
 }
 
-// checkEmpty refuses a path at which there is anything but an empty folder.
+// checkEmpty returns an error if path exists and is not an empty folder.
 func checkEmpty(path string) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

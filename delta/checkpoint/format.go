@@ -13,21 +13,21 @@ import (
 	"github.com/tutti-go/tutti/delta"
 )
 
-// Trainers of language models and the engines that serve them share a format of deltas, which is not this module's: a
-// folder of safetensors shards with an index, whose tensors of bytes hold frames of zstd. slime, miles, SGLang, vime
-// and modelexpress write and read it. docs/delta-format.md describes it.
+// Trainers of language models and the engines that serve them share a format of deltas, which differs from this
+// module's: a folder of safetensors shards with an index, whose byte tensors hold zstd frames. slime, miles, SGLang,
+// vime and modelexpress read and write it. docs/delta-format.md describes it.
 
-// Format is what the index of a delta in the shared format says of it.
+// Format is the description of a delta in the index of the shared format.
 type Format struct {
-	// Version is the delta's, and Base the version that it is for: any texts. Six digits are usual.
+	// Version is the delta's version, and Base the version it applies to. They can be any texts; six digits are usual.
 	Version, Base string
-	// Encoding is "xor", or "overwrite", which can be applied twice; "" is xor.
+	// Encoding is "xor", or "overwrite", which can be applied twice. "" means "xor".
 	Encoding string
-	// Checksum is "xxh3-128", "blake3" or "adler32", of each tensor that changes; "" is xxh3-128.
+	// Checksum is the hash of each tensor that changes: "xxh3-128", "blake3" or "adler32". "" means "xxh3-128".
 	Checksum string
 }
 
-// countBytes is the length of numbers of the encoding overwrite: how many bytes change, and where.
+// countBytes is the size of numbers in the encoding overwrite: the number of changed bytes, and their positions.
 const countBytes = 4
 
 const (
@@ -39,7 +39,7 @@ const (
 	checksumAdler     = "adler32"
 )
 
-// errFormat is the error of what is no delta in the shared format, or not for these tensors.
+// errFormat means that data is not a delta in the shared format, or does not apply to these tensors.
 var errFormat = errors.New("not a delta in the shared format")
 
 // formatIndex is the index of a delta.
@@ -48,7 +48,7 @@ type formatIndex struct {
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// formatMetadata is what an index says beside which tensor is in which shard.
+// formatMetadata is the part of an index other than the shard of each tensor.
 type formatMetadata struct {
 	Version     string `json:"version"`
 	BaseVersion string `json:"base_version"`
@@ -93,7 +93,7 @@ func (f Format) check() error {
 	return err
 }
 
-// withDefaults returns f with what is not set.
+// withDefaults returns f with defaults for unset fields.
 func (f Format) withDefaults() Format {
 	if f.Encoding == "" {
 		f.Encoding = encodingXor
@@ -104,7 +104,7 @@ func (f Format) withDefaults() Format {
 	return f
 }
 
-// index returns the index of a delta with these shards by tensor.
+// index returns the index of a delta, given the shard of each tensor.
 func (f Format) index(weights map[string]string) ([]byte, error) {
 	return json.Marshal(formatIndex{
 		Metadata: formatMetadata{
@@ -126,7 +126,7 @@ func (h hash128) Sum(b []byte) []byte {
 	return append(b, sum[:]...)
 }
 
-// hash returns what makes the checksum of a tensor.
+// hash returns the hash for the checksum of a tensor.
 func (f Format) hash() (hash.Hash, error) {
 	switch f.Checksum {
 	case checksumXXH3:

@@ -19,10 +19,10 @@ import (
 // maxHeader bounds the length of a header, as the format's own reader does.
 const maxHeader = 100_000_000
 
-// headerLength is the length of the number that says how long the header is.
+// headerLength is the size of the number with the header's length.
 const headerLength = 8
 
-// types are the element types by their names in the format. Elements of others are bytes.
+// types are the element types by their names in the format. Elements of other types are treated as bytes.
 var types = map[string]dtype.DType{
 	"F64":     dtype.F64,
 	"F32":     dtype.F32,
@@ -54,7 +54,7 @@ func (s section) WriteAt(p []byte, offset int64) (int, error) {
 	return s.File.WriteAt(p, s.offset+offset)
 }
 
-// tensors reads what a header says of the tensors in the file behind it, which is of that size.
+// tensors returns the tensors that a header describes, in the file after it, which has the given size.
 func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 	var entries map[string]json.RawMessage
 	if err := json.Unmarshal(header[headerLength:], &entries); err != nil {
@@ -111,7 +111,7 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 	return all, nil
 }
 
-// file is one of weights.
+// file is a file of weights.
 type file struct {
 	*os.File
 	name    string         // in its folder
@@ -119,10 +119,10 @@ type file struct {
 	tensors []delta.Tensor // as the header has them
 }
 
-// errJSON is the error of a file that has JSON instead of a header.
+// errJSON is the error of a file with JSON instead of a header.
 var errJSON = errors.New("not a safetensors file but JSON")
 
-// readHeader reads the header of a file, and the tensors that it tells of.
+// readHeader reads the header of a file, and the tensors that it describes.
 func readHeader(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -156,9 +156,9 @@ func withLength(text []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
 }
 
-// Offsets in a header say where a tensor lies, and so change for all tensors behind one that comes, goes or moves. In
-// the text that a delta carries, offsets from where the tensor before ends are relative: they have this mark, which no
-// header has, and the tensor's bytes.
+// Offsets in a header are the positions of tensors, and so change for all tensors after one that is added, removed or
+// moved. In the text of a delta, the offset of a tensor that begins at the end of the previous one is relative: it is
+// this mark, which no header has, and the tensor's length.
 const relativeMark = '\x01'
 
 var (
@@ -166,7 +166,7 @@ var (
 	relatives = regexp.MustCompile(`"data_offsets":\s*\[(?:(\d{1,18}),\s*(\d{1,18})|\x01(\d{1,18})(,\s*))\]`)
 )
 
-// relative returns a header with relative offsets, or as it is if these do not make it again.
+// relative returns a header with relative offsets, or unchanged if absolute would not restore it.
 func relative(header []byte) []byte {
 	var text []byte
 	end := int64(0)
@@ -189,7 +189,7 @@ func relative(header []byte) []byte {
 	return text
 }
 
-// absolute returns the header of which relative has made text.
+// absolute restores the header from which relative made text.
 func absolute(text []byte) []byte {
 	var header []byte
 	end := int64(0)
@@ -209,7 +209,7 @@ func absolute(text []byte) []byte {
 	return append(header, text[copied:]...)
 }
 
-// parseOffset returns the number that at most 18 digits mean.
+// parseOffset returns the number of at most 18 digits.
 func parseOffset(digits []byte) (n int64) {
 	for _, digit := range digits {
 		n = 10*n + int64(digit-'0')

@@ -24,10 +24,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// location is where the files of a delta in the shared format are.
+// location is the source of the files of a delta in the shared format.
 type location struct {
 	folder string   // of the files
-	url    *url.URL // nil: they are in folder; otherwise folder keeps what is downloaded
+	url    *url.URL // nil: files are in folder; otherwise folder holds downloads
 }
 
 // locate returns the location of a path or a URL.
@@ -62,7 +62,7 @@ func (l *location) Close() error {
 	return os.RemoveAll(l.folder)
 }
 
-// open opens a file, which is downloaded first if it is elsewhere. One that is not there is an [fs.ErrNotExist].
+// open opens a file, and downloads it first if necessary. A missing file is an [fs.ErrNotExist].
 func (l *location) open(ctx context.Context, name string) (*os.File, error) {
 	if l.url == nil {
 		return openRegular(filepath.Join(l.folder, name))
@@ -94,7 +94,7 @@ func (l *location) open(ctx context.Context, name string) (*os.File, error) {
 	return f, nil
 }
 
-// read reads a file of a length that an index may have.
+// read reads a file of at most the length of an index.
 func (l *location) read(ctx context.Context, name string) ([]byte, error) {
 	f, err := l.open(ctx, name)
 	if err != nil {
@@ -123,13 +123,13 @@ type shared struct {
 	frames map[string]frame // by tensor
 }
 
-// frame is where a tensor of a delta is.
+// frame is the location of a tensor's frame.
 type frame struct {
 	section
-	sum string // of the tensor that it makes
+	sum string // checksum of the resulting tensor
 }
 
-// openShared opens the delta at a location, and checks that it is whole.
+// openShared opens the delta at a location, and checks that it is complete.
 func openShared(ctx context.Context, l *location) (*shared, error) {
 	index, err := l.read(ctx, indexName)
 	if err != nil {
@@ -192,7 +192,7 @@ func (s *shared) Close() (err error) {
 	return err
 }
 
-// patch returns the tensors that the delta makes of those of its base. They are decoded while they are read.
+// patch returns the tensors that result from applying the delta to its base. They are decoded as they are read.
 func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 	target := slices.Clone(base)
 	used := 0
@@ -229,19 +229,19 @@ func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 	return target, nil
 }
 
-// patched is a tensor that a delta in the shared format makes, to be read from its beginning to its end.
+// patched is a tensor that results from applying a delta in the shared format. It is read from beginning to end.
 type patched struct {
 	format Format       // of the frame
 	frame  frame        // of the tensor
-	base   delta.Memory // what the tensor was before
+	base   delta.Memory // the tensor before the change
 	bytes  int64        // of the tensor
 
-	changes decoder   // nil: nothing is read yet, or all
+	changes decoder   // nil: before the first read, or after the last
 	read    int64     // bytes
 	sum     hash.Hash // of all bytes
 }
 
-// Sequential has the tensor read in order.
+// Sequential makes readers read the tensor in order.
 func (p *patched) Sequential() {}
 
 // ReadAt implements [io.ReaderAt].
@@ -262,7 +262,7 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// next makes the next bytes.
+// next produces the next bytes.
 func (p *patched) next(b []byte) (err error) {
 	if p.changes == nil {
 		p.changes, err = p.format.decoder(p.frame, p.frame.bytes, p.bytes)
@@ -279,11 +279,11 @@ func (p *patched) next(b []byte) (err error) {
 	if err := p.changes.Decode(b); err != nil {
 		return err
 	}
-	_, _ = p.sum.Write(b) // which does not fail
+	_, _ = p.sum.Write(b) // never fails
 	return nil
 }
 
-// finish checks that all was made, and is what it should be.
+// finish checks that all bytes were produced, and their checksum.
 func (p *patched) finish() error {
 	if err := p.changes.Finish(); err != nil {
 		return err
@@ -304,14 +304,14 @@ func (p *patched) Close() {
 	}
 }
 
-// WriteAt refuses to write.
+// WriteAt returns an error: the tensor cannot be written.
 func (p *patched) WriteAt([]byte, int64) (int, error) {
 	return 0, errors.ErrUnsupported
 }
 
-// Import writes the delta from a checkpoint to what a delta in the format that slime, miles, SGLang and modelexpress
-// share makes of it. That is in the folder, or at the HTTP URL, of its index. A delta for another base, one without all
-// of its shards, or with another checksum is refused.
+// Import reads a delta in the format that slime, miles, SGLang and modelexpress share, and writes the same change of
+// the checkpoint as a delta of this module. The source is the folder, or the HTTP URL, of its index. Import refuses a
+// delta for another base, with missing shards, or with a wrong checksum.
 func Import(ctx context.Context, base, source, out string, progress Progress) (s delta.Stat, err error) {
 	from, err := open(base)
 	if err != nil {
@@ -346,7 +346,7 @@ func Import(ctx context.Context, base, source, out string, progress Progress) (s
 	return s, err
 }
 
-// diff returns the delta from tensors to those that the delta in the shared format makes of them.
+// diff returns the delta from tensors to the result of applying the delta in the shared format.
 func (s *shared) diff(ctx context.Context, base []delta.Tensor, progress Progress) (*delta.Delta, error) {
 	target, err := s.patch(base)
 	if err != nil {
@@ -362,11 +362,11 @@ func (s *shared) diff(ctx context.Context, base []delta.Tensor, progress Progres
 	return delta.Diff(ctx, base, target, progress)
 }
 
-// Pull brings a subscriber to the latest version in a folder, or at an HTTP URL, of deltas in the format that slime,
-// miles and SGLang share, and returns its version. The deltas are in folders weight_v000001, weight_v000002 and so on.
-// Versions of subscribers begin at 1, so version 1 is their version 0, the checkpoint that training has begun with.
-// After an error the subscriber is at the last version that it has reached; one for which a folder is of another base
-// is a [delta.VersionError].
+// Pull updates a subscriber to the latest version in a folder, or at an HTTP URL, of deltas in the format that slime,
+// miles and SGLang share. It returns the version. The deltas are in folders weight_v000001, weight_v000002 and so on.
+// Versions of subscribers begin at 1, so their version 0, the checkpoint with which training began, is version 1 here.
+// After an error the subscriber is at the last version that it has reached. A folder for another base is a
+// [delta.VersionError].
 func Pull(ctx context.Context, s *delta.Subscriber, source string) (version uint64, err error) {
 	l, err := locate(source)
 	if err != nil {
@@ -398,8 +398,8 @@ func folderName(version uint64) string {
 	return fmt.Sprintf("weight_v%06d", version)
 }
 
-// pullNext brings a subscriber from a version to the one after it, which is at a location if it is published. If it is
-// not, the error is an [fs.ErrNotExist].
+// pullNext updates a subscriber from a version to the next one, at the given location. If that is not published, the
+// error is an [fs.ErrNotExist].
 func pullNext(ctx context.Context, s *delta.Subscriber, l *location, version uint64, base []delta.Tensor) error {
 	index, err := l.open(ctx, indexName)
 	if err != nil {
@@ -432,7 +432,7 @@ func pullNext(ctx context.Context, s *delta.Subscriber, l *location, version uin
 		return err
 	}()
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: its index is there, and %v", errFormat, err) // no fs.ErrNotExist
+		return fmt.Errorf("%w: its index is there, and %v", errFormat, err) // the index exists: no fs.ErrNotExist
 	}
 	return err
 }

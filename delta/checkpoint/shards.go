@@ -16,23 +16,23 @@ import (
 	"github.com/tutti-go/tutti/delta"
 )
 
-// Names of files that a folder with a checkpoint has.
+// File names of a checkpoint in a folder.
 const (
 	indexName  = "model.safetensors.index.json"
 	singleName = "model.safetensors"
 )
 
-// maxShards is the number of shards, at most. All of them are open at once.
+// maxShards is the maximum number of shards. All of them are open at once.
 const maxShards = 4096
 
 // checkpoint is a file of weights, or several with an index.
 type checkpoint struct {
 	files []*file // the shards
-	// index is the file that says which tensor is in which shard, and indexName its name; nil: there is one file, and
-	// no index.
+	// index is the content of the file that maps tensors to shards, and indexName its name. nil: there is one file,
+	// and no index.
 	index     []byte
 	indexName string
-	path      string         // as it was given
+	path      string         // as given by the caller
 	tensors   []delta.Tensor // of all files
 }
 
@@ -94,13 +94,13 @@ func openRegular(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() { // before opening it, as a pipe waits for a writer
+	if !info.Mode().IsRegular() { // checked before opening: a pipe would wait for a writer
 		return nil, fmt.Errorf("%s is not a regular file, which a checkpoint has to be: it is read twice", path)
 	}
 	return os.Open(path)
 }
 
-// openIndex opens the shards that an index names, which lie beside it.
+// openIndex opens the shards in an index, which are in the same folder.
 func openIndex(path string) (*checkpoint, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -136,7 +136,7 @@ func openIndex(path string) (*checkpoint, error) {
 	return c, nil
 }
 
-// parseIndex returns the tensors of each shard that an index names.
+// parseIndex returns the tensors of each shard in an index.
 func parseIndex(index []byte) (shards map[string][]string, err error) {
 	var content struct {
 		WeightMap map[string]string `json:"weight_map"`
@@ -160,7 +160,7 @@ func parseIndex(index []byte) (shards map[string][]string, err error) {
 	return shards, nil
 }
 
-// checkName refuses the name of a file that is not one directly in its folder.
+// checkName returns an error unless a file is directly in its folder.
 func checkName(name string) error {
 	if !filepath.IsLocal(name) || name == "." || filepath.Base(name) != name || strings.ContainsAny(name, `/\:`) {
 		return fmt.Errorf("%q is no name of a shard: shards lie beside their index", name)
@@ -168,7 +168,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkTensors refuses a shard without a tensor that the index has there.
+// checkTensors returns an error if a shard lacks a tensor that the index has there.
 func (f *file) checkTensors(names []string) error {
 	has := map[string]bool{}
 	for _, t := range f.tensors {
@@ -182,8 +182,8 @@ func (f *file) checkTensors(names []string) error {
 	return nil
 }
 
-// merge returns the tensors of all files. One with a name that an earlier file has as well is named after its file,
-// too.
+// merge returns the tensors of all files. If an earlier file has a tensor with the same name, the file's name is
+// added.
 func merge(files []*file) (all []delta.Tensor) {
 	seen := map[string]bool{}
 	for _, f := range files {
@@ -220,8 +220,9 @@ func (c *checkpoint) paths() (paths []string) {
 // sharded begins the text of a checkpoint with an index. No header begins with it.
 const sharded = 0
 
-// text returns what makes, with the tensors, the files again: the header of a single file, or sharded, the number of
-// shards, the name and the header of each, and the name and the content of the index. Headers have relative offsets.
+// text returns the information that restores the files, together with the tensors. For a single file it is the header.
+// Otherwise it is sharded, the number of shards, the name and header of each, and the name and content of the index.
+// Headers have relative offsets.
 func (c *checkpoint) text() []byte {
 	if c.index == nil {
 		return relative(c.files[0].header[headerLength:])
@@ -239,7 +240,7 @@ func appendBytes(b, part []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(part))), part...)
 }
 
-// parseText returns the checkpoint that a text describes, whose files are not there yet.
+// parseText returns the checkpoint that a text describes, without creating its files.
 func parseText(text []byte) (*checkpoint, error) {
 	if len(text) == 0 || text[0] != sharded {
 		return &checkpoint{files: []*file{{header: withLength(absolute(text))}}}, nil

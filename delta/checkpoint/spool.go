@@ -8,16 +8,16 @@ import (
 	"os"
 )
 
-// spoolBytes is what a spool keeps in memory.
+// spoolBytes is the amount of data that a spool keeps in memory.
 const spoolBytes = 64 << 10
 
-// spool keeps what is written until it is read: some of it in memory, and more in a temporary file.
+// spool stores written data until it is read: in memory, and beyond spoolBytes in a temporary file.
 type spool struct {
 	dir    *os.Root     // of the file
-	memory bytes.Buffer // what the file does not have
+	memory bytes.Buffer // data that is not in the file
 	name   string       // of the file; "" if all is in memory
-	file   *os.File     // nil without a name, and from park on
-	length int64        // of all
+	file   *os.File     // nil without a name, and after park
+	length int64        // of all data
 }
 
 // Write implements [io.Writer].
@@ -42,7 +42,7 @@ func (s *spool) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// park closes the file until WriteTo, so that many spools may wait. Nothing is written to s afterwards.
+// park closes the file until WriteTo, so that many spools may exist. s must not be written afterwards.
 func (s *spool) park() error {
 	if s.file == nil {
 		return nil
@@ -52,7 +52,7 @@ func (s *spool) park() error {
 	return err
 }
 
-// WriteTo implements [io.WriterTo]. Nothing is written to s afterwards.
+// WriteTo implements [io.WriterTo]. s must not be written afterwards.
 func (s *spool) WriteTo(w io.Writer) (int64, error) {
 	written, err := s.memory.WriteTo(w)
 	if err != nil || s.name == "" {

@@ -1,11 +1,10 @@
-// Command delta trains a network on one rank, and hands its bf16 weights to others that read digits with
-// them, after every few steps, as what has changed. All ranks have the first version, as if from a file.
+// Command delta trains a network on one rank. After every few steps it sends the changes of its bf16 weights to other
+// ranks, which classify digits with them. All ranks have the first version, as if from a file.
 //
 //	go run ./delta/example                             # 153,610 weights
 //	go run ./delta/example -hidden 16384 -rate 1e-6    # 1.2 million
 //
-// Its ranks are goroutines, or processes that a launcher starts: tutti launch -n 3 ./delta. Through files
-// it is the same.
+// Its ranks are goroutines, or processes of a launcher: tutti launch -n 3 ./delta. The same works through files.
 package main
 
 import (
@@ -123,16 +122,16 @@ func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden 
 	return nil
 }
 
-// perUnit are the weights of a unit of the hidden layer: from the pixels, and to the classes.
+// perUnit is the number of weights of a unit of the hidden layer: from the pixels, and to the classes.
 const perUnit = digits.Pixels + digits.Classes
 
-// network has a hidden layer of rectified linear units.
+// network has one hidden layer of rectified linear units.
 type network struct {
 	training      digits.Set // images
 	weights       []float32  // of all units
-	mean, square  []float32  // of the gradients, by Adam
+	mean, square  []float32  // moments of the gradients, for Adam
 	gradient      []float32  // of the weights
-	step, samples int        // of Adam, and images that were read
+	step, samples int        // step of Adam; number of images used so far
 }
 
 // pretrained returns the network that all ranks have, the same on each.
@@ -182,7 +181,7 @@ func (n *network) bf16() []byte {
 	return b
 }
 
-// scores returns what the hidden units are, and the scores of the classes.
+// scores returns the activations of the hidden units, and the scores of the classes.
 func (n *network) scores(image []float32) (units []float32, all [digits.Classes]float32) {
 	units = make([]float32, len(n.weights)/perUnit)
 	for u := range units {
@@ -200,7 +199,7 @@ func (n *network) scores(image []float32) (units []float32, all [digits.Classes]
 	return units, all
 }
 
-// train makes steps of Adam, by 16 images each.
+// train takes steps of Adam with 16 images each.
 func (n *network) train(steps int, rate float64) {
 	const batch, beta1, beta2 = 16, 0.9, 0.999
 	for range steps {

@@ -1,5 +1,5 @@
-// Package classes finds elements by their class, which is the eight bits that follow their sign, and by how many
-// elements of that class come before them. It reads classes by chunks, with vector instructions where there are any.
+// Package classes finds elements by their class, the eight bits after the sign, and by the number of earlier elements
+// of the same class. It reads classes in chunks, with vector instructions if there are any.
 package classes
 
 import (
@@ -9,10 +9,10 @@ import (
 	"slices"
 )
 
-// chunkLen is the number of elements of a chunk, the last one fewer.
+// chunkLen is the number of elements of a chunk; the last one may have fewer.
 const chunkLen = 256
 
-// List sets classes to those of elements of size bytes. The class of one byte ends with a zero.
+// List sets classes to the classes of elements of size bytes. The class of a one-byte element ends with a zero.
 func List(classes, data []byte, size int) {
 	done := listFast(classes, data, size)
 	tail := data[done*size:]
@@ -29,15 +29,15 @@ func List(classes, data []byte, size int) {
 // Index has the classes of an array's elements.
 type Index struct {
 	Classes []uint8    // of each element
-	Starts  [256]int32 // how many elements have a lower class than each
+	Starts  [256]int32 // number of elements with a lower class
 	chunks  []chunk    // of elements, in order
 	counts  []uint16   // of the classes of all chunks
 }
 
-// chunk is of chunkLen elements.
+// chunk has the counts of chunkLen elements.
 type chunk struct {
 	lowest uint8 // class
-	end    int32 // of its counts, from the lowest class on, which begin where the chunk before ends
+	end    int32 // end of its counts, which begin at the end of the previous chunk's, with the lowest class
 }
 
 // Reset makes x the index of elements of size bytes.
@@ -63,7 +63,7 @@ func (x *Index) Reset(data []byte, size int) {
 	}
 }
 
-// count appends the counts of a chunk's classes, from the lowest to the highest one, and returns the lowest.
+// count appends the counts of a chunk's classes, from the lowest to the highest, and returns the lowest.
 func (x *Index) count(part []uint8) (lowest uint8) {
 	from := len(x.counts)
 	x.counts = slices.Grow(x.counts, chunkLen)
@@ -85,14 +85,14 @@ func (x *Index) count(part []uint8) (lowest uint8) {
 
 // found are entries in a chunk, by their position.
 type found struct {
-	set     [chunkLen / 64]uint64 // bits of positions that have one
+	set     [chunkLen / 64]uint64 // bit set of positions with an entry
 	entries [chunkLen]int32       // by position
 }
 
-// Unsort maps ascending ranks in the order of classes, or else of the array, to positions in the array. It sets
-// positions to these, ascending, and entries to the index in places that each came from.
+// Unsort maps ascending ranks in the order of classes, then of the array, to positions in the array. It sets positions
+// to these, ascending, and entries to the index in places of each.
 func (x *Index) Unsort(positions, entries, places []int32) {
-	var entry [256]int32 // the next one of each class
+	var entry [256]int32 // next entry of each class
 	var place [256]int32 // its place
 	next := func(class int, i int32) {
 		entry[class] = i
@@ -105,7 +105,7 @@ func (x *Index) Unsort(positions, entries, places []int32) {
 		i, _ := slices.BinarySearch(places, start)
 		next(class, int32(i))
 	}
-	before := x.Starts // the place of the next element of each class
+	before := x.Starts // rank of the next element of each class
 	var hits found
 	done := 0
 	from := int32(0)
@@ -136,7 +136,7 @@ func (x *Index) Unsort(positions, entries, places []int32) {
 	}
 }
 
-// find returns where in a chunk a class occurs after rank other times, which it does.
+// find returns the position in a chunk of the occurrence of a class with this rank, which exists.
 func find(part []uint8, class uint8, rank int) int {
 	if position, ok := findFast(part, class, rank); ok {
 		return position
@@ -148,7 +148,7 @@ func find(part []uint8, class uint8, rank int) int {
 	position := 0
 	for ; len(part)-position >= 8; position += 8 {
 		word := binary.LittleEndian.Uint64(part[position:]) ^ ones*uint64(class)
-		differ := (word&low + low) | word | low // a top bit that is not set: the byte is of the class
+		differ := (word&low + low) | word | low // a clear top bit marks a byte of the class
 		n := bits.OnesCount64(^differ)
 		if rank < n {
 			break

@@ -5,11 +5,11 @@ package classes
 import "github.com/tutti-go/tutti/internal/simd"
 
 const (
-	perRound = 32 // classes that are listed
-	maxSpan  = 32 // classes that are counted
+	perRound = 32 // classes listed in a round
+	maxSpan  = 32 // largest span of classes that is counted
 )
 
-// listFast is List of the first elements, as many as it returns.
+// listFast is List for the leading elements, and returns their number.
 func listFast(classes, data []byte, size int) (done int) {
 	rounds := len(classes) / perRound
 	if !simd.AVX2 || rounds == 0 {
@@ -26,8 +26,8 @@ func listFast(classes, data []byte, size int) (done int) {
 	return perRound * rounds
 }
 
-// countFast sets counts to those of the classes of a whole chunk, and returns the lowest class and how many classes
-// there are up to the highest one, unless these are many.
+// countFast counts the classes of a whole chunk, and returns the lowest class and the number of classes up to the
+// highest, unless these are too many.
 func countFast(part []uint8, counts []uint16) (lowest uint8, span int) {
 	if !simd.AVX2 || len(part) != chunkLen {
 		return 0, 0
@@ -39,7 +39,7 @@ func countFast(part []uint8, counts []uint16) (lowest uint8, span int) {
 	return uint8(first), span
 }
 
-// findFast is find in a whole chunk.
+// findFast is find for a whole chunk.
 func findFast(part []uint8, class uint8, rank int) (position int, ok bool) {
 	if !simd.AVX2 || len(part) != chunkLen {
 		return 0, false

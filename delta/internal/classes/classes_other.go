@@ -2,7 +2,7 @@
 
 package classes
 
-// The functions of this file leave all to their callers.
+// The functions of this file leave all work to their callers.
 
 func listFast([]byte, []byte, int) (done int) { return 0 }
 

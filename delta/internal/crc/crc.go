@@ -1,7 +1,8 @@
-// Package crc derives how the CRC-32C of a block changes from what changes in it, without reading the rest of it.
+// Package crc updates the CRC-32C of a block from the changes in it, without reading the rest of the block.
 //
-// A CRC is a remainder of polynomials over bits, and so is linear: an element that changes in some bits changes the CRC
-// by these bits times a power of x, for what follows the element. The kernels of GPUs do the same (delta.cu).
+// A CRC is a remainder of polynomials over bits, and so is linear: an element that changes in some bits changes the
+// CRC by these bits times a power of x that depends on its distance from the end. The GPU kernels do the same
+// (delta.cu).
 package crc
 
 import (
@@ -11,12 +12,12 @@ import (
 
 const (
 	windowBytes = 2048 // bytes that a table of powers spans
-	costly      = 32   // bytes of a block that are read in the time of one changed element
+	costly      = 32   // bytes of a block that can be read in the time of one changed element
 )
 
-// Change returns what to XOR the CRC-32C of a block of that many bytes with, where elements of size bytes change in
-// bits: those at positions idx, which ascend without an entry twice. Elements outside of the block change in no bits.
-// It returns false if that is slower than reading the block, or the processor has no instructions for it.
+// Change returns the XOR of a block's old and new CRC-32C. The block has this many bytes, and its elements of size
+// bytes change in the given bits: those at positions idx, which ascend strictly. Elements outside the block do not
+// count. It returns false if reading the block is faster, or if the processor lacks the instructions.
 func Change(idx []int32, bits []byte, size, bytes int) (difference uint32, ok bool) {
 	if len(idx) == 0 {
 		return 0, true
@@ -29,8 +30,8 @@ func Change(idx []int32, bits []byte, size, bytes int) (difference uint32, ok bo
 
 // constants are powers of x modulo the polynomial of CRC-32C. Bit 31 is the coefficient of 1.
 type constants struct {
-	// powers has, at e, the power by which an element is multiplied that begins e bytes before the last one of its
-	// window: x^(8(e+1)-33). A carryless product of mirrored numbers lacks a factor of x, and its CRC has one of x^32.
+	// powers has, at e, the factor of an element that begins e bytes before the last byte of its window:
+	// x^(8(e+1)-33). A carryless product of mirrored numbers lacks a factor of x, and its CRC has one of x^32.
 	powers [windowBytes]uint32
 	step   uint32 // likewise, for all bytes of a window
 }
@@ -54,8 +55,8 @@ var tables = sync.OnceValue(func() *constants {
 // timesX returns a times x.
 func timesX(a uint32) uint32 { return a>>1 ^ -(a&1)&crc32.Castagnoli }
 
-// overX returns a over x.
+// overX returns a divided by x.
 func overX(a uint32) uint32 {
-	top := a >> 31 // set where timesX has subtracted the polynomial
+	top := a >> 31 // set if timesX has subtracted the polynomial
 	return (a^-top&crc32.Castagnoli)<<1 | top
 }

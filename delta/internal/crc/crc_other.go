@@ -2,5 +2,5 @@
 
 package crc
 
-// change leaves all to the caller.
+// change leaves everything to the caller.
 func change([]int32, []byte, int, int) (sum uint32, ok bool) { return 0, false }

@@ -1,13 +1,13 @@
-// Package differ finds where two arrays differ, with vector instructions where there are any.
+// Package differ finds the elements in which two arrays differ, with vector instructions if there are any.
 package differ
 
 import "math/bits"
 
-// Room is by how many entries a list has to be longer than there are elements.
+// Room is the number of entries that a list needs beyond the number of elements.
 const Room = 7
 
-// List lists the elements of size bytes in which words of old and now differ, and returns how many there are. list
-// has room for all elements and [Room] more; what lies behind the last entry is overwritten.
+// List lists the elements of size bytes in which words of old and now differ, and returns their number. list needs
+// room for all elements and [Room] more; entries after the last are overwritten.
 func List(list []uint16, old, now []uint64, size int) (found int) {
 	done, found := listBlocks(list, old, now, size)
 	sizeLog := uint(bits.TrailingZeros(uint(size))) & 3

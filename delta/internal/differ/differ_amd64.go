@@ -4,7 +4,7 @@ package differ
 
 import "github.com/tutti-go/tutti/internal/simd"
 
-// listBlocks is List of the first words, as many as fill vectors.
+// listBlocks is List for the leading words that fill whole vectors.
 func listBlocks(list []uint16, old, now []uint64, size int) (done, found int) {
 	rounds := len(now) / 4
 	if !simd.AVX2 || rounds == 0 {
