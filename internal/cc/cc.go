@@ -1,4 +1,4 @@
-// Package cc compiles the C and C++ of tests, each content once a machine.
+// Package cc compiles the C and C++ of tests, each content once per machine.
 package cc
 
 import (
@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// Build compiles a source file, followed by text, and returns the path of the library or program. compilers
-// are names, separated by blanks; the first that is installed compiles. Build skips the test if none is, if the
-// source is missing, as beside a test binary that was moved, and on systems other than Linux.
+// Build compiles a source file, followed by text, and returns the path of the library or program. compilers are names
+// separated by blanks; the first installed one compiles. Build skips the test if none is installed, if the source is
+// missing, as next to a test binary that was moved, and on systems other than Linux.
 //
 // Results stay in the user's cache directory until a week after their last use. Their names are hashes of the
 // preprocessed source, the flags and the compiler's version.

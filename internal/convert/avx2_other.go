@@ -2,7 +2,7 @@
 
 package convert
 
-// No other processor has AVX2, so nothing calls these.
+// Other processors have no AVX2, so nothing calls these functions.
 
 func f16ToF32AVX2([]float32, []uint16)  {}
 func f32ToF16AVX2([]uint16, []float32)  {}

@@ -1,11 +1,10 @@
-// Package convert converts buffers of floats narrower than 32 bits to float32 and
-// back. It lies below package dtype, which says what a type is.
+// Package convert converts buffers of narrow floats to float32 and back. Package dtype, which defines the types,
+// builds on it.
 //
-// The functions handle min(len(dst), len(src)) elements; dst and src do not
-// overlap. Widening is exact. Narrowing rounds to nearest, ties to even; what is
-// too large becomes an infinity in binary16 and bfloat16, and the largest number
-// in the types of 8 bits. A NaN stays a NaN: its sign and the upper bits of its
-// payload are kept and its quiet bit is set.
+// The functions handle min(len(dst), len(src)) elements; dst and src must not overlap. Widening is exact. Narrowing
+// rounds to nearest, ties to even; numbers that are too large become an infinity in binary16 and bfloat16, and the
+// largest number in 8-bit types. A NaN stays a NaN: its sign and the upper bits of its payload are kept and its quiet
+// bit is set.
 package convert
 
 import "github.com/tutti-go/tutti/internal/simd"

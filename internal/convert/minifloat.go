@@ -14,14 +14,12 @@ const (
 // Format is a binary float format narrower than float32, with subnormal
 // numbers: a sign, an exponent and mantissaBits bits of mantissa.
 type Format struct {
-	mantissaBits, bias uint32 // of a number, and what is added to its exponent
-	// Patterns: the sign bit, the largest number, infinity (0 if there is
-	// none) and the NaN with only the quiet bit set. Above the largest number
-	// and other than infinity, all are NaNs.
+	mantissaBits, bias uint32 // size of the mantissa, and bias of the exponent
+	// Bit patterns: the sign bit, the largest number, infinity (0 if there is none) and the NaN with only the quiet
+	// bit set. All patterns above the largest number, other than infinity, are NaNs.
 	sign, largest, infinity, nan uint32
-	// limit is what greater magnitudes are replaced by before they are
-	// rounded: the largest number of a format that saturates, and otherwise
-	// the power of two that rounds to the pattern of infinity.
+	// limit replaces greater magnitudes before they are rounded. It is the largest number if the format saturates, and
+	// otherwise the power of two that rounds to the pattern of infinity.
 	limit float32
 }
 
@@ -71,8 +69,8 @@ func (f *Format) Decode(pattern uint32) float32 {
 		sign = signBit32
 	}
 	magnitude := pattern & (f.sign - 1)
-	// The fields at their places in float32 are the number, subnormal or
-	// not, but for the bias of the exponent.
+	// Shifted to their places in float32, the fields are the number, normal or subnormal, except for the bias of the
+	// exponent.
 	moved := magnitude << (mantissaBits32 - f.mantissaBits)
 	switch {
 	case magnitude <= f.largest:
@@ -86,9 +84,8 @@ func (f *Format) Decode(pattern uint32) float32 {
 	return math.Float32frombits(sign | moved)
 }
 
-// Encode returns the pattern of the number nearest to v, of two the even one. It rounds once:
-// the float32 on the way has two bits more than any format, and the last of them says
-// whether there were others (round to odd).
+// Encode returns the pattern of the number nearest to v, with ties to even. It rounds once: the intermediate float32
+// has at least two more bits than any format, and its last bit says whether lower bits were set (round to odd).
 func (f *Format) Encode(v float64) uint32 {
 	odd := float32(v)
 	if exact := float64(odd); exact != v && v == v && math.Float32bits(odd)&1 == 0 {
@@ -101,7 +98,7 @@ func (f *Format) Encode(v float64) uint32 {
 	return f.encode(odd)
 }
 
-// encode returns the pattern of the nearest number, of two the even one.
+// encode returns the pattern of the nearest number, with ties to even.
 func (f *Format) encode(v float32) uint32 {
 	bits := math.Float32bits(v)
 	sign := bits >> 31 * f.sign

@@ -13,17 +13,15 @@ type frame struct {
 // enterCAddress and enterEachAddress are the entries of enterC and enterEach.
 var enterCAddress, enterEachAddress uintptr
 
-// cgocall calls a C function with one argument on the system's stack. It is
-// the runtime's part of every cgo call, open to packages that do without cgo's
-// tool (purego, which keeps the rest of cgo's runtime in place, does the same).
+// cgocall calls a C function with one argument on the system stack. It is the runtime's part of every cgo call, also
+// available without cgo's tool (purego, which keeps the rest of cgo's runtime in place, does the same).
 //
 //go:linkname cgocall runtime.cgocall
 //go:noescape
 func cgocall(fn, arg unsafe.Pointer) int32
 
-// callInt calls f by the shortest way there is: without the argument blocks
-// that purego takes from a pool and clears, a call takes half the time, and
-// that is most of a short collective's overhead.
+// callInt calls f by the shortest path: it avoids the argument blocks that purego takes from a pool and clears. That
+// halves the time of a call, which is most of a short collective's overhead.
 func callInt(f Func, args []uintptr) int32 {
 	call := frame{fn: f.address}
 	copy(call.args[:len(args)], args)

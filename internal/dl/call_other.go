@@ -16,7 +16,7 @@ type frame struct {
 
 // callInt calls f through purego.
 func callInt(f Func, args []uintptr) int32 {
-	if len(args) > maxIntArgs { // as many as elsewhere
+	if len(args) > maxIntArgs { // the same limit as elsewhere
 		panic(fmt.Sprintf("dl: %d arguments, at most %d can be", len(args), maxIntArgs))
 	}
 	return int32(f.Call(args...))

@@ -33,17 +33,17 @@ type Func struct {
 	name    string  // of the symbol
 }
 
-// Name is what the library's documentation calls the function: its symbol,
-// without the version that some libraries append ("_v2").
+// Name returns the function's name in the library's documentation: its symbol, without the version that some libraries
+// append ("_v2").
 func (f Func) Name() string { return f.name }
 
-// As is the function under another name: the name of what a call stands for, such as
-// a kernel that it launches.
+// As returns the function under another name: the name of the operation of a call, such as the kernel that it
+// launches.
 func (f Func) As(name string) Func {
 	return Func{f.address, name}
 }
 
-// Found reports whether the library has the function. No other can be called.
+// Found reports whether the library has the function. Other functions must not be called.
 func (f Func) Found() bool { return f.address != 0 }
 
 // Call calls the function with integer or pointer arguments (at most 24) and
@@ -54,8 +54,7 @@ func (f Func) Found() bool { return f.address != 0 }
 // uses it: memory outside the Go heap, or heap memory that the caller keeps
 // alive and the library does not keep beyond the call.
 func (f Func) Call(args ...uintptr) uintptr {
-	// purego makes its argument list escape. Copied to a recycled one, the
-	// caller's stays on the stack.
+	// purego makes its argument list escape. Copying to a recycled list keeps the caller's on the stack.
 	block := blocks.Get().(*[maxArgs]uintptr)
 	list := block[:len(args)]
 	copy(list, args)
@@ -64,24 +63,21 @@ func (f Func) Call(args ...uintptr) uintptr {
 	return r
 }
 
-// maxArgs bounds the argument list of Call. The longest that a library wrapped
-// here needs has 22 words: a structure of 128 bytes, passed by value on the
-// stack, behind six registers.
+// maxArgs bounds the argument list of Call. The longest list of a wrapped library has 22 words: a 128-byte structure,
+// passed by value on the stack, after six registers.
 const maxArgs = 24
 
-// maxIntArgs bounds the number for Int.
+// maxIntArgs bounds the argument list of Int.
 const maxIntArgs = 16
 
 var blocks = sync.Pool{New: func() any { return new([maxArgs]uintptr) }}
 
-// Int is Call for a function that returns a C int or enum and takes at most 16
-// arguments, and the faster of the two.
+// Int is Call for a function that returns a C int or enum and takes at most 16 arguments. It is faster than Call.
 func (f Func) Int(args ...uintptr) int32 {
 	return callInt(f, args)
 }
 
-// Data is the address of a variable that a library exports; zero means that
-// the library lacks it.
+// Data is the address of a variable that a library exports; 0 means that the library lacks it.
 type Data uintptr
 
 // Library is an open shared library. It stays open: C libraries with threads
@@ -91,9 +87,8 @@ type Library struct {
 	handle uintptr // of the system's loader
 }
 
-// Open opens the first of the candidates (file names that the system's loader
-// looks up, or paths) that it can. The error lists every candidate with the loader's
-// reason; neighbours with the same reason share it.
+// Open opens the first of the candidates (file names that the system's loader looks up, or paths) that it can. The
+// error lists every candidate with the loader's reason; adjacent ones with the same reason share it.
 func Open(candidates ...string) (*Library, error) {
 	var tried strings.Builder
 	previous := ""
@@ -128,9 +123,8 @@ func (l *Library) Lookup(symbol string) (uintptr, bool) {
 	return address, err == nil && address != 0
 }
 
-// Bind fills the [Func] and [Data] fields of *table that carry a `sym:"name"`
-// tag with those symbols. A symbol marked `sym:"name,optional"` may be missing;
-// the error names the library and the first others that it lacks, and says how many
+// Bind sets the [Func] and [Data] fields of *table with a `sym:"name"` tag to these symbols. A symbol marked
+// `sym:"name,optional"` may be missing. The error names the library and the first missing symbols, and says how many
 // more there are.
 func (l *Library) Bind(table any) error {
 	v := reflect.ValueOf(table)
@@ -184,11 +178,10 @@ func unversioned(symbol string) string {
 	return symbol[:i]
 }
 
-// mostListed is how many symbols an error names: a file that is another library
-// lacks all of them.
+// mostListed is the number of symbols that an error names: a wrong file lacks all of them.
 const mostListed = 3
 
-// listed joins names, of which it leaves those beyond mostListed out.
+// listed joins names, at most mostListed of them.
 func listed(names []string) string {
 	if unlisted := len(names) - mostListed; unlisted > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:mostListed], ", "), unlisted)

@@ -6,10 +6,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// open loads a library from the system's directory, which is where drivers and
-// MPI put theirs. Windows would otherwise look in the program's directory, the
-// current one and those of PATH, where anybody may have put a file of that name.
-// A path is taken as it is, and what the library itself needs may lie beside it.
+// open loads a library from the system's directory, where drivers and MPI put theirs. Otherwise Windows would search
+// the program's directory, the current one and those of PATH, where anybody may have put a file with that name. A path
+// is used unchanged, and libraries that it needs may be in the same directory.
 func open(name string) (uintptr, error) {
 	flags := uintptr(windows.LOAD_LIBRARY_SEARCH_SYSTEM32)
 	if filepath.Base(name) != name {

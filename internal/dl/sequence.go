@@ -1,20 +1,19 @@
 package dl
 
-// maxCalls is how many calls a Sequence has room for.
+// maxCalls is the capacity of a Sequence.
 const maxCalls = 8
 
-// Sequence is calls of C functions that are made together: entering C takes
-// longer than a short function, and a sequence enters it once. [NewSequence] makes
-// one.
+// Sequence is a list of calls of C functions that are made together: entering C takes longer than a short function,
+// and a sequence enters it once. [NewSequence] makes one.
 type Sequence struct {
-	left uintptr // calls that are not done
+	left uintptr // remaining calls
 	// calls are in the order in which they were added; the first n are set.
 	calls [maxCalls]struct {
 		frame
-		flag  uintptr // unless 0: the call is repeated until an int there is not 0,
-		times uintptr // but no more often than this in all
+		flag  uintptr // if not 0: the call is repeated until the int there is not 0,
+		times uintptr // but at most this number of times
 	}
-	n     int              // calls that were added
+	n     int              // number of calls added
 	names [maxCalls]string // of their functions
 }
 
@@ -38,8 +37,7 @@ func (s *Sequence) Add(f Func, args ...uintptr) {
 	s.AddUntil(0, 1, f, args...)
 }
 
-// AddUntil appends a call that is repeated until it has left something else than 0
-// in the C int at address flag, at most so often.
+// AddUntil appends a call that is repeated until the C int at address flag is not 0, at most this number of times.
 func (s *Sequence) AddUntil(flag uintptr, times int, f Func, args ...uintptr) {
 	c := &s.calls[s.n]
 	c.fn = f.address
@@ -55,8 +53,8 @@ func (s *Sequence) Func(i int) Func {
 	return Func{s.calls[i].fn, s.names[i]}
 }
 
-// Run makes the calls, in order, and empties the sequence. It stops at a result
-// other than 0, and returns that and how many calls were made before.
+// Run makes the calls, in order, and empties the sequence. It stops at a result other than 0, and returns that and the
+// number of calls made before.
 func (s *Sequence) Run() (done int, code int32) {
 	n := s.n
 	s.left = uintptr(n)

@@ -1,4 +1,4 @@
-// Package dump has the form of flight records: package record writes them, and `tutti diagnose` reads them.
+// Package dump has the format of flight records: package record writes them, and `tutti diagnose` reads them.
 package dump
 
 import (
@@ -14,10 +14,9 @@ import (
 // Version is the version of PyTorch's flight recorder whose fields a [File] has.
 const Version = "2.10"
 
-// File is what a record.Recorder writes: the fields of PyTorch's flight recorder
-// (torch/csrc/distributed/c10d/FlightRecorder.hpp), and further ones under "tutti". Process
-// groups are communicators. The ranks of a sub-communicator are in as many dumps, so its
-// "ranks" has this rank alone.
+// File is the output of a record.Recorder: the fields of PyTorch's flight recorder
+// (torch/csrc/distributed/c10d/FlightRecorder.hpp), and further ones under "tutti". Process groups are communicators.
+// The ranks of a sub-communicator are in separate dumps, so its "ranks" has this rank alone.
 type File struct {
 	Version  string            `json:"version"`
 	Library  string            `json:"comm_lib_version"`
@@ -63,7 +62,7 @@ type Entry struct {
 	Retired       bool      `json:"retired"`
 	Timeout       int       `json:"timeout_ms"`
 	P2P           bool      `json:"is_p2p"`
-	Frames        []Frame   `json:"frames"` // innermost first, without those of comm and below
+	Frames        []Frame   `json:"frames"` // innermost first, without frames of comm and below
 	Tutti         *Call     `json:"tutti"`
 }
 
@@ -74,22 +73,21 @@ type Frame struct {
 	Line     int    `json:"line"`
 }
 
-// Rank says which rank a dump is of, and what the rank is in each communicator.
+// Rank identifies the rank of a dump, and its place in each communicator.
 type Rank struct {
 	Rank  int               `json:"rank"`
 	Size  int               `json:"world_size"`
 	Name  string            `json:"name,omitempty"` // of an elastic member; "" for others
-	Host  string            `json:"host,omitempty"` // its name, "" if it is unknown
-	Job   string            `json:"job,omitempty"`  // the launcher's name for this run of the ranks, "" if it has none
-	Time  int64             `json:"time_ns"`        // when the dump was made, in nanoseconds since 1970
+	Host  string            `json:"host,omitempty"` // name of the host, "" if unknown
+	Job   string            `json:"job,omitempty"`  // the launcher's name of this run, "" if it has none
+	Time  int64             `json:"time_ns"`        // time of the dump, in nanoseconds since 1970
 	Comms map[string]Member `json:"communicators"`  // by name
 	Spans []Span            `json:"spans,omitempty"`
-	// Waiting is what a rank without a communicator waits for, the outermost wait first.
+	// Waiting describes the waits of a rank without a communicator, the outermost first.
 	Waiting []string `json:"waiting,omitempty"`
 }
 
-// Span is a part of a program's time that it has named (backend.Tracer), or a wait. Times are in nanoseconds
-// since 1970.
+// Span is a named part of a program's time (backend.Tracer), or a wait. Times are in nanoseconds since 1970.
 type Span struct {
 	Name    string `json:"name"`
 	Wait    bool   `json:"wait,omitempty"` // for all calls of the rank
@@ -101,7 +99,7 @@ type Span struct {
 type Member struct {
 	Rank    int      `json:"rank"`
 	Size    int      `json:"size"`
-	Sync    *Sync    `json:"sync,omitempty"` // that failed, waits longest, or was the last
+	Sync    *Sync    `json:"sync,omitempty"` // the one that failed, waits longest, or was the last
 	Failure *Failure `json:"failure,omitempty"`
 }
 
@@ -109,8 +107,8 @@ type Member struct {
 type Failure struct {
 	Time  int64  `json:"time_ns"` // in nanoseconds since 1970
 	Error string `json:"error"`
-	Wait  bool   `json:"wait,omitempty"` // a wait returned it; otherwise the rank aborted because of it
-	Peer  bool   `json:"peer,omitempty"` // it reports another rank's failure
+	Wait  bool   `json:"wait,omitempty"` // a wait returned it; otherwise it made the rank abort
+	Peer  bool   `json:"peer,omitempty"` // it is another rank's failure
 }
 
 // Sync is a wait for all calls of a rank. Times are in nanoseconds since 1970, 0 if unknown.
@@ -124,25 +122,24 @@ type Sync struct {
 
 // Call is a comm.Call in tutti's terms.
 type Call struct {
-	Call  string `json:"call"` // what comm.Call.String says
+	Call  string `json:"call"` // comm.Call.String
 	Op    string `json:"op"`
 	DType string `json:"dtype,omitempty"`
-	Count int    `json:"count"` // elements; of a V-collective what is sent
-	// Received is what a V-collective receives, in elements.
+	Count int    `json:"count"` // elements; for a V-collective, elements sent
+	// Received is the number of elements that a V-collective receives.
 	Received int    `json:"received,omitempty"`
 	Reduce   string `json:"reduce,omitempty"`
 	Peer     int    `json:"peer"`
 	Tag      uint32 `json:"tag"`
 	Error    string `json:"error,omitempty"`
-	// Left says that the call failed before the rank took part in it: it has no
-	// number.
+	// Left means that the call failed before the rank took part in it: it has no number.
 	Left bool `json:"left,omitempty"`
 }
 
-// EpochDir is how the directories begin that have the dumps of an epoch, within the directory of all dumps.
+// EpochDir is the prefix of the directories with the dumps of an epoch, within the directory of all dumps.
 const EpochDir = "tutti-record-epoch-"
 
-// runNames are variables of launchers that together name a run of a job's ranks, if the first is set.
+// runNames are variables of launchers that together name a run, if the first is set.
 var runNames = [][]string{
 	{env.Run},
 	{"PMIX_NAMESPACE"},
@@ -151,14 +148,14 @@ var runNames = [][]string{
 	{"PMI_JOBID"},
 }
 
-// agreed is the name that the ranks of this process have agreed on with the others; nil before that.
+// agreed is the name on which the ranks of this process and the others have agreed; nil before.
 var agreed atomic.Pointer[string]
 
-// Agree names the run of this process's ranks, where the launcher does not. All ranks of the run agree on the name, and
+// Agree names the run of this process's ranks, if the launcher does not. All ranks of the run agree on the name, and
 // no other run has it.
 func Agree(run string) { agreed.Store(&run) }
 
-// RunName is what tells the records of this run from those of others, "" if nothing does, or nothing yet.
+// RunName returns the name that distinguishes the records of this run from others, "" if there is none yet.
 func RunName(getenv func(string) string) string {
 	for _, variables := range runNames {
 		if getenv(variables[0]) == "" {
@@ -176,17 +173,17 @@ func RunName(getenv func(string) string) string {
 	return ""
 }
 
-// Path is the file of a rank's dump.
+// Path returns the path of a rank's dump.
 func Path(dir string, rank int) string {
 	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
 }
 
-// libraries are the beginnings of the names of functions that are not the program's: those of this module, but for
-// examples and commands.
+// libraries are the prefixes of functions that do not belong to the program: those of this module, except examples and
+// commands.
 var libraries = []string{"tutti.", "tutti/comm", "tutti/delta", "tutti/distributed", "tutti/internal", "tutti/runtime"}
 
-// Caller returns the frame of the program: the innermost one outside of this module's libraries, or the innermost one
-// of a call that a goroutine of theirs has made. There is at least one frame.
+// Caller returns the program's frame: the innermost one outside this module's libraries. If a goroutine of the
+// libraries made the call, it is the innermost frame. There must be at least one.
 func Caller(frames []Frame) Frame {
 	for _, f := range frames {
 		name, ours := strings.CutPrefix(f.Name, "github.com/tutti-go/")

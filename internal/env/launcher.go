@@ -1,6 +1,6 @@
 package env
 
-// LauncherTitle is what users call a launcher of package rendezvous.
+// LauncherTitle returns the name by which users know a launcher of package rendezvous.
 func LauncherTitle(name string) string {
 	switch name {
 	case "openmpi":

@@ -7,38 +7,38 @@ import (
 	"slices"
 )
 
-// The longest code is short enough for its table to stay in the first cache.
+// The longest code is short enough for its table to fit the first-level cache.
 const (
 	maxBits   = 11
 	tableSize = 1 << maxBits
-	perWord   = 5 // codes that 64 bits have room for, beside those of a byte that is begun
+	perWord   = 5 // codes that fit 64 bits together with a partial byte
 )
 
 // prefixCode has the code of each exponent.
 type prefixCode struct {
-	lowest  byte       // exponent that has a code
-	highest byte       // exponent that has a code
+	lowest  byte       // lowest exponent with a code
+	highest byte       // highest exponent with a code
 	lengths [256]uint8 // 0: no code
 	codes   codes      // by exponent
 }
 
-// codes have their first bit as the lowest, and their length in the upper 16 bits.
+// codes have their first bit lowest, and their length in the upper 16 bits.
 type codes [256]uint32
 
-// pair returns two codes in a row, and how many bits they take.
+// pair returns two codes in a row, and their length in bits.
 func (c *codes) pair(first, second byte) (code uint64, length uint) {
 	a := c[first]
 	b := c[second]
 	return uint64(a&0xffff) | uint64(b&0xffff)<<(a>>16&63), uint(a>>16 + b>>16)
 }
 
-// leaf is an exponent that is coded, with the number of its occurrences.
+// leaf is an exponent with its number of occurrences.
 type leaf struct {
-	exponent byte // that it stands for
-	count    int  // how often it occurs
+	exponent byte // the exponent
+	count    int  // number of occurrences
 }
 
-// fit sets p to the best code for these counts, of which at least one is not 0.
+// fit sets p to the best code for these counts, at least one of which is not 0.
 func (p *prefixCode) fit(counts *[256]int) {
 	var room [256]leaf
 	leaves := room[:0]
@@ -53,7 +53,7 @@ func (p *prefixCode) fit(counts *[256]int) {
 	p.lowest = leaves[0].exponent
 	p.highest = leaves[len(leaves)-1].exponent
 	slices.SortStableFunc(leaves, func(a, b leaf) int { return cmp.Compare(a.count, b.count) })
-	var numbers [256]int // of leaves at each depth
+	var numbers [256]int // number of leaves at each depth
 	depths(leaves, &numbers)
 	limit(&numbers)
 	p.lengths = [256]uint8{}
@@ -67,10 +67,10 @@ func (p *prefixCode) fit(counts *[256]int) {
 	p.assign()
 }
 
-// depths counts the leaves at each depth of Huffman's tree. They are sorted by their counts.
+// depths counts the leaves at each depth of Huffman's tree. The leaves are sorted by their counts.
 func depths(leaves []leaf, numbers *[256]int) {
 	type node struct {
-		count  int // how often the exponents below it occur
+		count  int // occurrences of the exponents below it
 		parent int // place of the node above
 	}
 	var room [512]node
@@ -104,9 +104,9 @@ func depths(leaves []leaf, numbers *[256]int) {
 	}
 }
 
-// limit makes codes longer than maxBits that long, and others longer until there is room for all.
+// limit shortens codes longer than maxBits to maxBits, and lengthens others until there is room for all.
 func limit(numbers *[256]int) {
-	used := 0 // of tableSize sequences of bits
+	used := 0 // used sequences of bits, of tableSize
 	for length := len(numbers) - 1; length > maxBits; length-- {
 		numbers[maxBits] += numbers[length]
 		numbers[length] = 0
@@ -119,7 +119,7 @@ func limit(numbers *[256]int) {
 		for numbers[length] == 0 {
 			length--
 		}
-		// A code of this length becomes two longer ones, of which one is for a code of maxBits.
+		// A code of this length becomes two longer ones, one of which makes room for a code of maxBits.
 		numbers[maxBits]--
 		numbers[length]--
 		numbers[length+1] += 2
@@ -127,7 +127,7 @@ func limit(numbers *[256]int) {
 	}
 }
 
-// assign sets the codes by their lengths.
+// assign sets the codes from their lengths.
 func (p *prefixCode) assign() {
 	code := 0
 	for length := 1; length <= maxBits; length++ {
@@ -143,10 +143,10 @@ func (p *prefixCode) assign() {
 	}
 }
 
-// single reports whether there is one exponent alone, which takes no bits.
+// single reports whether there is only one exponent, which takes no bits.
 func (p *prefixCode) single() bool { return p.lowest == p.highest }
 
-// bytes returns how long streams with these counts are, with what is in front of them, at most.
+// bytes returns the maximum length of streams with these counts, including the table before them.
 func (p *prefixCode) bytes(counts *[256]int) int {
 	if p.single() {
 		return 2
@@ -158,7 +158,7 @@ func (p *prefixCode) bytes(counts *[256]int) int {
 	return 2 + (int(p.highest)-int(p.lowest)+2)/2 + headBytes + total/8 + streams
 }
 
-// appendLengths appends which exponents there are, and the lengths of their codes.
+// appendLengths appends the range of exponents and the lengths of their codes.
 func (p *prefixCode) appendLengths(dst []byte) []byte {
 	dst = append(dst, p.lowest, p.highest)
 	if p.single() {
@@ -175,7 +175,7 @@ func (p *prefixCode) appendLengths(dst []byte) []byte {
 	return dst
 }
 
-// readLengths reads what appendLengths appends, and returns what follows it.
+// readLengths reads the output of appendLengths, and returns the rest.
 func (p *prefixCode) readLengths(code []byte) ([]byte, error) {
 	if len(code) < 2 || code[0] > code[1] {
 		return nil, ErrDamaged
@@ -216,7 +216,7 @@ func (p *prefixCode) appendStream(dst, exponents []byte) []byte {
 	dst = slices.Grow(dst, len(exponents)*maxBits/8+2*wordBytes)
 	room := dst[from:cap(dst)]
 	codes := &p.codes
-	next := 0 // byte of room
+	next := 0 // index of the next byte of room
 	var word uint64
 	var filled uint // bits of word, below 8 between rounds
 	for ; len(exponents) >= perWord; exponents = exponents[perWord:] {
@@ -244,8 +244,8 @@ func (p *prefixCode) appendStream(dst, exponents []byte) []byte {
 	return dst[:from+next]
 }
 
-// table says with which exponents each sequence of maxBits bits begins: up to perEntry of them, from the lowest byte
-// on, behind them how many there are, and how many bits they take.
+// table maps each sequence of maxBits bits to the exponents with which it begins: up to perEntry of them, from the
+// lowest byte on, then their number and their length in bits.
 type table [tableSize]uint64
 
 const (
@@ -284,17 +284,17 @@ func (t *table) fill(p *prefixCode) {
 	}
 }
 
-// stream is where one stream of a chunk is.
+// stream is the position in one stream of a chunk.
 type stream struct {
-	bit  int // the next one of the code
-	next int // the next exponent
-	end  int // of the exponents
+	bit  int // next bit of the code
+	next int // index of the next exponent
+	end  int // index after the last exponent
 }
 
-// roundBytes is how many bytes a round may write.
+// roundBytes is the maximum number of bytes that a round writes.
 const roundBytes = perEntry*(perWord-1) + wordBytes
 
-// round decodes some exponents, unless it is near the end of them or of the code.
+// round decodes some exponents, unless it is near their end or the end of the code.
 func (t *table) round(s *stream, exponents, code []byte) bool {
 	next := s.next
 	begin := s.bit / 8
@@ -317,7 +317,7 @@ func (t *table) round(s *stream, exponents, code []byte) bool {
 	return true
 }
 
-// finish decodes the last exponents. Behind the code there are zeros.
+// finish decodes the last exponents. Zeros follow the code.
 func (t *table) finish(p *prefixCode, s *stream, exponents, code []byte) {
 	for s.next < s.end {
 		var word [wordBytes]byte

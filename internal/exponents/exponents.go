@@ -1,20 +1,20 @@
-// Package exponents codes elements of two or four bytes, such as floats, of which the eight bits that follow the sign
-// are few different values: these by a prefix code (Huffman's), the others as they are. A bf16 weight takes
-// 10.7 bits, since the exponents of a layer's weights have an entropy of 2.6.
+// Package exponents codes elements of two or four bytes, such as floats, in which the eight bits after the sign have
+// few different values: it codes these by a prefix code (Huffman's), and stores the others unchanged. A bf16 weight
+// takes 10.7 bits, since the exponents of a layer's weights have an entropy of 2.6 bits.
 //
-// Elements are coded in chunks of [Chunk] of them, the last one fewer. A chunk is a byte for its kind, and
+// Elements are coded in chunks of [Chunk]; the last one may be shorter. A chunk is a byte for its kind, and
 //
-//   - kind 0: the elements as they are;
+//   - kind 0: the unchanged elements;
 //   - kind 1: the low bytes of each element; the lowest and the highest exponent (bytes); and, unless they are the
-//     same, the lengths of the codes from the one to the other, 4 bits each, the first one in the low bits, 0 where
-//     there is no code, the bytes of the first three of four streams (32 bits each), and the streams.
+//     same, the lengths of the codes from the lowest to the highest (4 bits each, the first one in the low bits, 0 if
+//     there is no code), the lengths of the first three of four streams in bytes (32 bits each), and the streams.
 //
-// An exponent here is the highest byte of an element that is rotated by one bit to the left; the others are its
-// low bytes. Stream i has the exponents from i*q on, at most q of them, where q is a quarter of the chunk's elements,
-// rounded up. Codes are canonical: those of the same length ascend with their exponents, a longer code is above a
-// shorter one, and each is in the stream from its first bit on, from the lowest bit of a byte on. No code is longer
-// than 11 bits, and each sequence of bits begins with one. Bits that are left in a stream's last byte are 0.
-// Integers are little-endian.
+// An exponent here is the highest byte of an element that is rotated by one bit to the left; the others are its low
+// bytes. Stream i has the exponents from i*q on, at most q of them, where q is a quarter of the chunk's elements,
+// rounded up. Codes are canonical: codes of the same length ascend with their exponents, and a longer code is above a
+// shorter one. A code is stored from its first bit on, from the lowest bit of a byte on. No code is longer than 11
+// bits, and each sequence of bits begins with a code. Unused bits in a stream's last byte are 0. Integers are
+// little-endian.
 package exponents
 
 import (
@@ -27,7 +27,7 @@ import (
 // Chunk is the number of elements of a chunk.
 const Chunk = 1 << 17
 
-// ErrDamaged is the error of what no encoder wrote.
+// ErrDamaged means that no encoder wrote this code.
 var ErrDamaged = errors.New("not a code of exponents")
 
 // Kinds of chunks.
@@ -38,11 +38,11 @@ const (
 
 const (
 	streams   = 4
-	headBytes = 4 * (streams - 1) // the lengths of all streams but the last one
+	headBytes = 4 * (streams - 1) // the lengths of all streams except the last
 	wordBytes = 8
 )
 
-// coder has the memory to code a chunk.
+// coder is the scratch memory for a chunk.
 type coder struct {
 	exponents [Chunk]byte // of a chunk
 	counts    [256]int    // of each exponent
@@ -52,10 +52,10 @@ type coder struct {
 
 var coders = sync.Pool{New: func() any { return new(coder) }}
 
-// Supports reports whether elements of that many bytes can be coded.
+// Supports reports whether elements of this many bytes can be coded.
 func Supports(size int) bool { return size == 2 || size == 4 }
 
-// Longest returns the length of the code of that many bytes, at most.
+// Longest returns the maximum length of the code of this many bytes.
 func Longest(bytes, size int) int {
 	chunk := Chunk * size
 	return bytes + (bytes+chunk-1)/chunk
@@ -73,7 +73,7 @@ func Append(dst, data []byte, size int) []byte {
 	return dst
 }
 
-// appendChunk appends the code of a chunk, or the chunk as it is if that is not longer.
+// appendChunk appends the code of a chunk, or the unchanged chunk if that is not longer.
 func (c *coder) appendChunk(dst, data []byte, size int) []byte {
 	n := len(data) / size
 	exponents := c.exponents[:n]
@@ -105,7 +105,7 @@ func (c *coder) appendChunk(dst, data []byte, size int) []byte {
 	return dst
 }
 
-// Decode sets data to the elements of that size which code is of, all of it.
+// Decode sets data to the elements of this size whose code is code, all of it.
 func Decode(data, code []byte, size int) error {
 	c := coders.Get().(*coder)
 	defer coders.Put(c)
@@ -124,7 +124,7 @@ func Decode(data, code []byte, size int) error {
 	return nil
 }
 
-// decodeChunk decodes a chunk, and returns what follows it.
+// decodeChunk decodes a chunk, and returns the rest.
 func (c *coder) decodeChunk(data, code []byte, size int) ([]byte, error) {
 	if len(code) == 0 {
 		return nil, ErrDamaged
@@ -163,7 +163,7 @@ func fill(to []byte, b byte) {
 	}
 }
 
-// decodeStreams decodes the exponents of a chunk, and returns what follows their streams.
+// decodeStreams decodes the exponents of a chunk, and returns the data after their streams.
 func (c *coder) decodeStreams(exponents, code []byte) ([]byte, error) {
 	if len(code) < headBytes {
 		return nil, ErrDamaged
@@ -189,7 +189,7 @@ func (c *coder) decodeStreams(exponents, code []byte) ([]byte, error) {
 		}
 	}
 	c.table.fill(&c.code)
-	// Rounds of different streams do not wait for each other.
+	// Rounds of different streams are independent.
 	for c.table.round(&all[0], exponents, code) && c.table.round(&all[1], exponents, code) &&
 		c.table.round(&all[2], exponents, code) && c.table.round(&all[3], exponents, code) {
 	}

@@ -53,7 +53,7 @@ func split(exponents, low, data []byte, size int) {
 	}
 }
 
-// turn rotates the low bytes of four elements as the elements are: the sign becomes the lowest bit.
+// turn rotates the low bytes of four elements as the elements are rotated: the sign becomes the lowest bit.
 func turn(word uint64) uint64 { return word<<1&^lowBits | word>>15&lowBits }
 
 // merge sets data to the elements with these exponents and low bytes.
@@ -79,9 +79,9 @@ func merge(data, exponents, low []byte, size int) {
 	}
 }
 
-// count sets counts to those of exponents.
+// count counts the exponents.
 func count(counts *[256]int, exponents []byte) {
-	var parts [4][256]uint32 // an exponent that comes again does not wait for its count
+	var parts [4][256]uint32 // avoids waiting for the count of a repeated exponent
 	for ; len(exponents) >= 8; exponents = exponents[8:] {
 		eight := binary.LittleEndian.Uint64(exponents)
 		parts[0][byte(eight)]++

@@ -1,4 +1,4 @@
-// Package fixedpoint sums up floats as integers below the largest exponent of each block of 64, which package
+// Package fixedpoint sums floats as integers relative to the largest exponent of each block of 64, as package
 // runtime/kernel describes: such sums do not depend on the order of the terms.
 package fixedpoint
 
@@ -7,13 +7,13 @@ import (
 	"math/bits"
 )
 
-// Block is the number of elements that have an exponent in common.
+// Block is the number of elements with a common exponent.
 const Block = 64
 
-// bias is of the exponents of blocks: values are below 2^(exponent-bias).
+// bias is the bias of blocks' exponents: values are below 2^(exponent-bias).
 const bias = 126
 
-// notFinite is the exponent of a block that has a NaN or an infinity.
+// notFinite is the exponent of a block with a NaN or an infinity.
 const notFinite = 255
 
 // exponent is the stored exponent of a block: less 128, so that I8 sorts like exponents.
@@ -23,8 +23,8 @@ const sign = 1 << 7
 
 func (e exponent) field() int { return int(e ^ sign) }
 
-// rows calls f for the blocks of n elements, of which the first one lacks skip elements: whole ones that follow each
-// other at once.
+// rows calls f for the blocks of n elements, the first of which lacks skip elements. Adjacent whole blocks are passed
+// together.
 func rows(n, skip int, f func(b, from, to int)) {
 	for from := 0; from < n; {
 		b := (skip + from) / Block
@@ -70,7 +70,7 @@ func Store(sums []int32, exponents []byte, x []float32, skip, precision int, add
 	})
 }
 
-// Load stores multiples of sums as values, as far as the limit.
+// Load stores multiples of sums as values, clamped to the limit.
 func Load(dst []float32, sums []int32, exponents []byte, skip, precision int, multiple, limit float64) {
 	rows(len(dst), skip, func(_, from, to int) {
 		for from < to {
@@ -84,7 +84,7 @@ func Load(dst []float32, sums []int32, exponents []byte, skip, precision int, mu
 			}
 			end := min((b+1)*Block-skip, to)
 			field := exponent(exponents[b]).field()
-			if field == 0 && allZero(sums[from:end]) { // as in gradients of parameters that were not used
+			if field == 0 && allZero(sums[from:end]) { // as in gradients of unused parameters
 				clear(dst[from:end])
 				from = end
 				continue
@@ -109,9 +109,9 @@ func allZero(sums []int32) bool {
 	return bits == 0
 }
 
-// Square returns the sum of the squares of sums. Integers add up to it, in any order.
+// Square returns the sum of the squares of sums. It adds integers, so their order does not matter.
 func Square(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
-	const unit = 56 // bits of a square below the largest one; with six more for those of a block
+	const unit = 56 // bits of a square below the largest one; plus six for those of a block
 	top, finite := height(sums, exponents, skip)
 	if !finite {
 		return math.NaN()
@@ -146,8 +146,8 @@ func Square(sums []int32, exponents []byte, skip, precision, divisor int) float6
 	return math.Ldexp(sum, -unit) * float64(norm*norm)
 }
 
-// height returns the largest exponent that a block has, and the length of its largest sum, together: those of terms may
-// have canceled out. 0: all sums are 0.
+// height returns the largest exponent of a block combined with the length of its largest sum; the terms of a block may
+// have canceled. 0: all sums are 0.
 func height(sums []int32, exponents []byte, skip int) (top int, finite bool) {
 	finite = true
 	rows(len(sums), skip, func(_, from, to int) {

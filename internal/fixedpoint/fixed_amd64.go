@@ -8,8 +8,8 @@ import (
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// The vectorised functions return how many values from the first on they handled: whole blocks, none without AVX2. A
-// call handles at most simd.Chunk bytes.
+// The vectorized functions return how many leading values they handled: whole blocks, none without AVX2. A call
+// handles at most simd.Chunk bytes.
 
 const step = simd.Chunk / 4
 
@@ -35,7 +35,7 @@ func storeBlocks(sums []int32, exponents []byte, x []float32, precision int, add
 	})
 }
 
-// loadBlocks stores multiples of the sums of whole blocks as values, as far as the limit.
+// loadBlocks stores multiples of the sums of whole blocks as values, clamped to the limit.
 func loadBlocks(dst []float32, sums []int32, exponents []byte, multiple, limit float64, precision int) int {
 	dst = dst[:len(dst)&^(Block-1)]
 	if !simd.AVX2 || len(dst) == 0 {
@@ -74,7 +74,7 @@ func squareBlocks(sums []int32, exponents []byte, offset int, total *[2]uint64) 
 	})
 }
 
-// inChunks calls f for elements one after the other, until it has done fewer than it got.
+// inChunks calls f for consecutive ranges of elements, until it handles fewer than it got.
 func inChunks(n int, f func(from, to int) int) (done int) {
 	for done < n {
 		to := min(done+step, n)
@@ -95,7 +95,7 @@ func exponentBlocks(exponents []byte, terms []uintptr, from int) int {
 	return Block * exponentsAVX2(exponents, terms, 4*from)
 }
 
-// sumBlocks stores the sums of whole blocks, until one needs more than a product to become integers.
+// sumBlocks stores the sums of whole blocks, until a block's terms need more than a product to become integers.
 func sumBlocks(sums []int32, exponents []byte, terms []uintptr, from, precision int) int {
 	if !simd.AVX2 || len(terms) == 0 || len(exponents) == 0 || precision < 3 {
 		return 0
@@ -103,7 +103,7 @@ func sumBlocks(sums []int32, exponents []byte, terms []uintptr, from, precision 
 	return Block * sumFixedAVX2(&sums[0], exponents, terms, 4*from, precision, precision-1)
 }
 
-// meanBlocks stores multiples of the sums of whole blocks as all results, until one has to be computed otherwise.
+// meanBlocks stores multiples of the sums of whole blocks as all results, until a block needs another computation.
 func meanBlocks(
 	results []uintptr, exponents []byte, terms []uintptr, from, precision int, multiple, limit float64,
 ) int {
@@ -119,14 +119,14 @@ func meanBlocks(
 	return Block * meanAnyAVX2(results, exponents, terms, 4*from, precision, &limits)
 }
 
-// powers says which exponents blocks have whose sums become values by a product with a power of two.
+// powers describes the blocks whose sums become values by multiplication with a power of two.
 type powers struct {
 	shift           int // how much larger the exponent of the power is, as float32
 	lowest, highest int // exponents of blocks
 }
 
-// powersOf returns them for a multiple, unless it is no power of two. A unit is from the smallest normal number to what
-// has the largest sum, 2^31, below the limit.
+// powersOf returns the powers for a multiple, if it is a power of two. A unit must be at least the smallest normal
+// number, and small enough that the largest sum, 2^31, is below the limit.
 func powersOf(multiple, limit float64, precision int) (p powers, ok bool) {
 	fraction, power := math.Frexp(multiple)
 	_, top := math.Frexp(limit)

@@ -9,14 +9,14 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// Sum is what one rank has of a sum of an array: its terms, and where the result belongs.
+// Sum is one rank's part of a sum of arrays: its terms, and the destination of the result.
 type Sum struct {
 	N       int         // elements, the same on all ranks
 	Bits    int         // the precision of terms: 1 to 30, the same on all ranks
 	Divisor int         // of results, at least 1, the same on all ranks
 	DType   dtype.DType // of the result: F32, F16 or BF16, the same on all ranks
-	Terms   []Term      // of this rank; it may have none
-	// Result is the address of N elements, which may be a term; 0, on all ranks: Sums and Exponents are stored instead.
+	Terms   []Term      // of this rank; possibly none
+	// Result is the address of N elements, which may be a term. 0, on all ranks, stores Sums and Exponents instead.
 	Result uintptr
 	// Sums is the address of N I32, Exponents of an I8 for each block.
 	Sums, Exponents uintptr
@@ -28,29 +28,29 @@ type Term struct {
 	DType dtype.DType // F32, F16 or BF16
 }
 
-// Agrees reports whether two ranks have the same sum in mind.
+// Agrees reports whether two ranks describe the same sum.
 func (s *Sum) Agrees(o *Sum) bool {
 	sameTerms := s.N == o.N && s.Bits == o.Bits
 	return sameTerms && s.Divisor == o.Divisor && s.DType == o.DType && (s.Result == 0) == (o.Result == 0)
 }
 
-// Reducer is implemented by communicators of which one rank reads the terms of all and writes the results of all. It is
-// optional: an AllReduce of exponents and one of integers give the same bits.
+// Reducer is implemented by communicators in which one rank can read the terms and write the results of all ranks. It
+// is optional: an AllReduce of exponents and one of integers give the same bits.
 type Reducer interface {
 	// AllReduceFixed submits, as AllReduce does, sums of the terms of all ranks. The list belongs to the communicator
-	// until the next Sync. comm.ErrUnsupported, before anything is sent and on all ranks alike, means that there is no
-	// such operation.
+	// until the next Sync. comm.ErrUnsupported is returned on all ranks, before anything is sent, if there is no such
+	// operation.
 	AllReduceFixed(sums []Sum) error
-	// Reduced reports, after a Sync, whether the last AllReduceFixed that was submitted is done. That may be so although
-	// Sync has failed: the results are there, on all ranks.
+	// Reduced reports, after a Sync, whether the last submitted AllReduceFixed is complete. It may be complete
+	// although Sync has failed: then all ranks have the results.
 	Reduced() bool
 }
 
-// chunk is how many elements are reduced at once, so that terms, integers and results are in the first-level cache, as
-// well as the terms of the next two chunks, which are fetched meanwhile.
+// chunk is the number of elements that are reduced at once. Terms, integers and results fit the first-level cache,
+// together with the terms of the next two chunks, which are prefetched.
 const chunk = 8 * Block
 
-// Worker is the memory of one who reduces. The zero Worker is ready.
+// Worker is the scratch memory of a reduction. The zero Worker is ready.
 type Worker struct {
 	terms     []Term    // of the sum
 	sources   []uintptr // a chunk of each term, as F32
@@ -91,7 +91,7 @@ func (w *Worker) Reduce(ranks []*Sum, from, to int, streaming bool) {
 	}
 }
 
-// locate has the sources be n elements of the terms, as F32.
+// locate sets the sources to n elements of the terms, as F32.
 func (w *Worker) locate(from, n int) {
 	w.sources = w.sources[:0]
 	for i, t := range w.terms {
@@ -140,7 +140,7 @@ func (w *Worker) storeMeans(n, precision int, multiple, limit float64) {
 		if from == n {
 			return
 		}
-		end := min(from+Block, n) // a block that is out of the ordinary
+		end := min(from+Block, n) // the block needs separate treatment
 		sums := w.sums[from:end]
 		sumTerms(sums, exponents, w.sources, from, precision)
 		first := hostmem.Slice[float32](w.targets[0], n)[from:end]
@@ -175,7 +175,7 @@ func sumTerms(sums []int32, exponents []byte, terms []uintptr, from, precision i
 		begin = from + done
 		end := begin + Block
 		for end < n && exponent(exponents[end/Block]).field() < precision {
-			end += Block // a run of such blocks
+			end += Block // a run of regular blocks
 		}
 		end = min(end, n)
 		clear(sums[done : end-from])
@@ -197,7 +197,7 @@ func widen(dst []float32, ptr uintptr, dt dtype.DType) {
 	}
 }
 
-// narrow stores elements as those of type dt, from an address on. Elements of F32 are there.
+// narrow stores elements with type dt, beginning at an address. Elements of F32 are already stored.
 func narrow(ptr uintptr, dt dtype.DType, src []float32) {
 	switch dt {
 	case dtype.F16:

@@ -1,6 +1,6 @@
-// Package gaps codes ascending indices as the gaps between them: blocks of Rice codes, whose low bits
-// and quotients lie apart, so that a block can be decoded by several threads. The format is
-// described at [github.com/tutti-go/tutti/kernel.Codec].
+// Package gaps codes ascending indices as the gaps between them: blocks of Rice codes. Low bits and quotients are
+// stored separately, so that several threads can decode a block. [github.com/tutti-go/tutti/kernel.Codec] describes
+// the format.
 package gaps
 
 import (
@@ -8,10 +8,10 @@ import (
 	"math/bits"
 )
 
-// Block is the number of entries of a block, at most.
+// Block is the maximum number of entries of a block.
 const Block = 1024
 
-// Header says how a block is coded.
+// Header describes the coding of a block.
 type Header uint16
 
 const (
@@ -19,28 +19,28 @@ const (
 	cappedFlag  = 1 << 5
 	quotients   = 6 // shift of the number of bytes of quotients
 	maxQuotient = 1<<(16-quotients) - 1
-	capAt       = 8  // quotients from here on are apart
-	capFrom     = 32 // the largest quotient, for that to be tried
-	slack       = 32 // bytes that are read behind a block
+	capAt       = 8  // quotients from this value on are stored separately
+	capFrom     = 32 // the smallest maximum of quotients for which capping is tried
+	slack       = 32 // bytes that are read after the end of a block
 )
 
 func (h Header) split() (k uint, capped bool, u int) {
 	return uint(h & lowMask), h&cappedFlag != 0, int(h >> quotients)
 }
 
-// Bytes returns the length of a block with that many entries.
+// Bytes returns the length of a block with this number of entries.
 func (h Header) Bytes(count int) int {
 	return (count*int(h&lowMask)+7)/8 + int(h>>quotients)
 }
 
-// Ascends reports whether the indices of a block ascend whatever bits it holds, if the first one may be at most
-// 1<<30. With below 14 low bits and no quotients apart, the last one is less than 1<<30 further.
+// Ascends reports whether the indices of a block ascend whatever bits it holds, if the first one is at most 1<<30.
+// With fewer than 14 low bits and no capped quotients, the last index is less than 1<<30 higher.
 func (h Header) Ascends() bool {
 	k, capped, _ := h.split()
 	return k < 14 && !capped
 }
 
-// Gaps are those before the entries of a block.
+// Gaps are the gaps before the entries of a block.
 type Gaps struct {
 	gaps [Block]uint32 // the first n are set
 	n    int           // entries of the block
@@ -48,8 +48,8 @@ type Gaps struct {
 	or   uint32        // of the gaps, bit by bit
 }
 
-// Set makes g the gaps before the indices, at least one and at most Block; before is the index before the
-// first one. Gaps are modulo 2^31.
+// Set makes g the gaps before the indices, of which there are 1 to Block; before is the index before the first one.
+// Gaps are modulo 2^31.
 func (g *Gaps) Set(idx []int32, before int32) {
 	gaps := g.gaps[:len(idx)]
 	first := uint32(idx[0]-before-1) & (1<<31 - 1)
@@ -67,10 +67,10 @@ func (g *Gaps) Set(idx []int32, before int32) {
 	g.or = g.or | first
 }
 
-// Choose returns the header with which gaps take the least room, as described at kernel.RiceParameter.
+// Choose returns the header with the shortest code of the gaps, as described at kernel.RiceParameter.
 func (g *Gaps) Choose() Header {
 	k := uint(max(bits.Len64(g.sum/uint64(g.n))-1, 0))
-	// Quotients with one bit less, as many, and one bit more: mostly all that it takes.
+	// Quotients with one bit less, as many, and one bit more are mostly enough.
 	gaps := g.gaps[:g.n]
 	var sums [3]int
 	if k == 0 {
@@ -115,8 +115,8 @@ func (g *Gaps) Choose() Header {
 	return h
 }
 
-// cost returns the length of the block with that many low bits and that sum of quotients, in bits without
-// filling, twice, and one more if quotients are capped.
+// cost returns the length of a block with this many low bits and this sum of quotients: twice the number of bits
+// without padding, plus one if quotients are capped.
 func (g *Gaps) cost(k uint, sum int) int {
 	total := sum + g.n
 	flag := 0
@@ -231,9 +231,9 @@ func putHigh(dst []byte, gaps []uint32, k uint, limit uint32) writer {
 	return writer{dst, acc, n}
 }
 
-// writer writes bits.
+// writer is a bit stream for writing.
 type writer struct {
-	dst []byte // what is left to be written
+	dst []byte // the remaining room
 	acc uint64 // bits that are not in dst yet, the first one lowest
 	n   uint   // bits in acc, below 32
 }
@@ -250,7 +250,7 @@ func (w *writer) put(v uint32, n uint) {
 	}
 }
 
-// end fills the last byte.
+// end writes the last byte.
 func (w *writer) end() {
 	for ; w.n > 0; w.n -= min(w.n, 8) {
 		w.dst[0] = byte(w.acc)
@@ -259,8 +259,8 @@ func (w *writer) end() {
 	}
 }
 
-// Decode writes the first indices of a block of count entries, which src begins with; next is the least index that the
-// first one may have. No more than src is read, even of an invalid block.
+// Decode decodes the first indices of a block of count entries at the beginning of src; next is the smallest value
+// that the first one may have. It reads no further than src, even in an invalid block.
 func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 	k, capped, u := h.split()
 	low := (count*int(k) + 7) / 8
@@ -286,7 +286,7 @@ func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 	}
 }
 
-// decodePlain decodes a block without quotients that are apart. high has slack bytes more.
+// decodePlain decodes a block without capped quotients. high has slack more bytes.
 func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 	if decodeFast(idx, src, high[:len(high)-slack], k, next) {
 		return
@@ -295,7 +295,7 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 	w := binary.LittleEndian.Uint64(high)
 	from := 0
 	bit := uint(0)
-	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end
+	sum := uint32(next) // sum of the low bits, plus one for each entry; quotients are added where they end
 	for i := range idx {
 		for w == 0 {
 			from += 64
@@ -314,7 +314,7 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 	}
 }
 
-// decodeCapped decodes a block with quotients that are apart.
+// decodeCapped decodes a block with capped quotients.
 func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next int32) {
 	mask := uint32(1)<<k - 1
 	excess := high
@@ -334,12 +334,12 @@ func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next 
 	}
 }
 
-// word returns at least the 57 bits from one on.
+// word returns at least 57 bits beginning at a bit.
 func word(src []byte, bit uint) uint64 {
 	return binary.LittleEndian.Uint64(src[bit/8:]) >> (bit % 8)
 }
 
-// reader reads bits; there are zeros behind the end.
+// reader is a bit stream for reading, followed by zeros.
 type reader struct {
 	src []byte // bytes to read
 	bit uint   // number of the next one
@@ -360,7 +360,7 @@ func (r *reader) take(n uint) uint64 {
 	return v
 }
 
-// zeros returns how many zeros come before the next one, and reads that too. At the end there are none.
+// zeros returns the number of zeros before the next one, and reads that one too. At the end it returns 0.
 func (r *reader) zeros() (n uint) {
 	for r.bit < uint(8*len(r.src)) {
 		w := r.word()

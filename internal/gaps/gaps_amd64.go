@@ -4,9 +4,9 @@ package gaps
 
 import "github.com/tutti-go/tutti/internal/simd"
 
-// The functions of this file do a part from the beginning, and return how much; nothing without AVX2.
+// The functions of this file handle a leading part, and return its length; 0 without AVX2.
 
-// scan stores the gaps before the indices but the first one.
+// scan stores the gaps before all indices but the first.
 func scan(gaps []uint32, idx []int32) (done int, sum uint64, or uint32) {
 	rounds := (len(idx) - 1) / 8
 	if !simd.AVX2 || rounds == 0 {
@@ -20,7 +20,7 @@ func scan(gaps []uint32, idx []int32) (done int, sum uint64, or uint32) {
 	return 8 * rounds, sum, or
 }
 
-// sumSome sums quotients as sumThree does, if all are below 2^25.
+// sumSome sums quotients like sumThree, if all are below 2^25.
 func sumSome(gaps []uint32, k uint) (done int, sums [3]int) {
 	if !simd.AVX2 || len(gaps) < 8 {
 		return 0, sums
@@ -33,8 +33,8 @@ func sumSome(gaps []uint32, k uint) (done int, sums [3]int) {
 	return len(gaps) &^ 7, sums
 }
 
-// putFast writes low bits, or quotients of which none is above 27, of an even number of gaps, if dst has
-// room for 8 bytes behind its end.
+// putFast writes low bits, or quotients up to 27, of an even number of gaps, if dst has room for 8 bytes after its
+// end.
 func putFast(dst []byte, gaps []uint32, k uint, high bool) bool {
 	if !simd.AVX2 || cap(dst)-len(dst) < 8 || len(gaps)%2 != 0 || k > 28 {
 		return false
@@ -47,7 +47,7 @@ func putFast(dst []byte, gaps []uint32, k uint, high bool) bool {
 	return true
 }
 
-// decodeFast does all, if there are enough ones in high.
+// decodeFast decodes the whole block, if there are enough ones in high.
 func decodeFast(idx []int32, low, high []byte, k uint, next int32) bool {
 	return simd.AVX2 && len(idx) > 0 && k <= 25 && decodeAVX2(idx, low, high, k, next)
 }

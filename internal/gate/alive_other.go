@@ -2,5 +2,5 @@
 
 package gate
 
-// boundUnacknowledged leaves it to the system's retransmissions while data is on its way.
+// boundUnacknowledged leaves data in flight to the system's retransmissions.
 func boundUnacknowledged(uintptr) {}

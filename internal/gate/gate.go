@@ -1,4 +1,4 @@
-// Package gate lets processes of a job in that connect, and keeps strangers out.
+// Package gate accepts connections of a job's processes, and keeps strangers out.
 package gate
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// KeepAlive has the system end a connection within 25 s after its other side is cut off.
+// KeepAlive makes the system end a connection within 25 s after its other side is cut off.
 func KeepAlive(conn net.Conn) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {
@@ -37,9 +37,10 @@ func KeepAlive(conn net.Conn) {
 	}
 }
 
-// Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them.
-// Addresses that hold on a link alone are the list where the host has no others, without their zones, which are this
-// host's (see [Zoned]). Loopback ones are where it has not even these: at another host, they lead to that one itself.
+// Addresses returns the addresses at which a listener can be reached; if it listens on all interfaces, those of its
+// host. Link-local addresses are returned only if the host has no others, without their zones, which are this host's
+// (see [Zoned]). Loopback addresses are returned only if it has not even these: on another host they lead to that host
+// itself.
 func Addresses(l net.Listener) (list []string) {
 	local, ok := l.Addr().(*net.TCPAddr)
 	if !ok || !local.IP.IsUnspecified() {
@@ -64,7 +65,7 @@ func Addresses(l net.Listener) (list []string) {
 	return list
 }
 
-// Zoned has each address of a link, without a zone, on all interfaces of this host that have such addresses.
+// Zoned expands each link-local address without a zone to all interfaces of this host with such addresses.
 func Zoned(addresses []string) (list []string) {
 	for _, address := range addresses {
 		a, err := netip.ParseAddrPort(address)
@@ -79,7 +80,7 @@ func Zoned(addresses []string) (list []string) {
 	return list
 }
 
-// linkZones are the names of interfaces that have addresses of IPv6 on their links.
+// linkZones returns the names of interfaces with link-local IPv6 addresses.
 func linkZones() (names []string) {
 	interfaces, _ := net.Interfaces()
 	for _, i := range interfaces {
@@ -94,7 +95,7 @@ func linkZones() (names []string) {
 	return names
 }
 
-// ErrVersion is what a [tls.Config]'s GetConfigForClient returns to a process of another version.
+// ErrVersion is the error that a [tls.Config]'s GetConfigForClient returns to a process of another version.
 var ErrVersion = errors.New("it is of another version of this library: all processes of a job use one")
 
 // Reasons why a connection is refused.
@@ -148,7 +149,7 @@ func reasonOf(err error) string {
 	return Language
 }
 
-// isJobs reports whether a certificate is of a process of some job.
+// isJobs reports whether a certificate belongs to a process of any job.
 func isJobs(c *x509.Certificate) bool {
 	return slices.Equal(c.DNSNames, []string{CertificateName})
 }
@@ -160,26 +161,27 @@ const (
 	Protocol = "tutti"
 )
 
-// A Gate lets in connections whose other side knows a secret. At most Places handshakes may be in flight. One more has
-// one of the address with the most of them end, at random. So a stranger, however fast it connects, crowds out only
-// processes at its own address, and those get through after some attempts. Of IPv6, the first 64 bits count as the
-// address, as one host may have all that begin with them.
+// A Gate accepts connections whose other side knows a secret. At most Places handshakes may be in flight. One more
+// evicts a random handshake of the address with the most of them. So a stranger, however fast it connects, only
+// displaces processes at its own address, and those succeed after some attempts. For IPv6, the first 64 bits count as
+// the address, since one host may have all addresses that begin with them.
 type Gate struct {
 	Name   string      // in the log
-	Places int         // for handshakes at a time
+	Places int         // limit of handshakes in flight
 	Log    repeats.Log // counts lines that repeat
-	// Refused is told of each connection whose handshake has failed, and why. nil tells nobody.
+	// Refused is called for each connection whose handshake has failed, with the reason. It may be nil.
 	Refused func(conn net.Conn, reason string)
 
 	mu         sync.Mutex                  // guards the fields below
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
 	count      int                         // of these; guarded by mu
-	trouble    error                       // of the last Accept that has ended, nil if it has succeeded; guarded by mu
+	trouble    error                       // error of the last Accept, nil if it succeeded; guarded by mu
 	troubled   time.Time                   // when that was; guarded by mu
 }
 
-// Trouble is why no connection can be accepted now, nil if the last one was, or if none has failed for a while: what
-// lasts fails again after a pause, and an Accept that waits for somebody to connect has no trouble.
+// Trouble returns the reason why no connection can be accepted now. It is nil if the last Accept succeeded, or if none
+// has failed for a while: a lasting error recurs after a pause, and an Accept that waits for a connection has no
+// trouble.
 func (g *Gate) Trouble() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,7 +191,7 @@ func (g *Gate) Trouble() error {
 	return g.trouble
 }
 
-// setTrouble is the outcome of an Accept.
+// setTrouble records the outcome of an Accept.
 func (g *Gate) setTrouble(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -197,8 +199,8 @@ func (g *Gate) setTrouble(err error) {
 	g.troubled = time.Now()
 }
 
-// Serve passes connections that have authenticated to serve, each in its goroutine, and closes them when it
-// returns. Serve returns when the listener is closed.
+// Serve passes authenticated connections to serve, each in its own goroutine, and closes them when it returns. Serve
+// returns when the listener is closed.
 func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn)) {
 	pause := acceptPause
 	for {
@@ -221,7 +223,7 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 	}
 }
 
-// refused frees a descriptor, a stranger's, as the process may have none left for a new connection.
+// refused frees a stranger's descriptor, because the process may have none left for a new connection.
 func (g *Gate) refused(err error) {
 	g.mu.Lock()
 	places := max(g.count-1, 0)
@@ -232,7 +234,7 @@ func (g *Gate) refused(err error) {
 	}
 }
 
-// admit makes the handshake of a connection, and serves it.
+// admit performs the handshake of a connection, and serves it.
 func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)) {
 	defer conn.Close() //nolint:errcheck // nothing is lost
 	secure := tls.Server(conn, conf)
@@ -255,7 +257,7 @@ func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)
 	}
 }
 
-// source is what a handshake counts for: the address of its other side.
+// source returns the address for which a handshake counts.
 func source(conn net.Conn) netip.Prefix {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -266,11 +268,11 @@ func source(conn net.Conn) netip.Prefix {
 	if address.Is6() {
 		bits = 64
 	}
-	prefix, _ := address.Prefix(bits) // of no address, none
+	prefix, _ := address.Prefix(bits) // a zero Prefix for an invalid address
 	return prefix
 }
 
-// begin notes that a handshake begins.
+// begin records that a handshake begins.
 func (g *Gate) begin(conn net.Conn) {
 	from := source(conn)
 	g.mu.Lock()
@@ -282,7 +284,7 @@ func (g *Gate) begin(conn net.Conn) {
 	g.count++
 }
 
-// end notes that a handshake has ended, unless it was evicted.
+// end records that a handshake has ended, unless it was evicted.
 func (g *Gate) end(conn net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -292,7 +294,7 @@ func (g *Gate) end(conn net.Conn) {
 	}
 }
 
-// remove forgets a handshake. mu is held.
+// remove removes a handshake. The caller holds mu.
 func (g *Gate) remove(from netip.Prefix, i int) {
 	list := g.handshakes[from]
 	last := len(list) - 1
@@ -312,7 +314,7 @@ func (g *Gate) evict(places int) {
 	}
 }
 
-// surplus forgets handshakes beyond a number of places, and returns their connections.
+// surplus removes handshakes beyond a number of places, and returns their connections.
 func (g *Gate) surplus(places int) (list []net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -325,7 +327,7 @@ func (g *Gate) surplus(places int) (list []net.Conn) {
 	return list
 }
 
-// busiest returns the address with the most handshakes in flight, one at random of those that have as many. mu is held.
+// busiest returns the address with the most handshakes in flight, a random one of several. The caller holds mu.
 func (g *Gate) busiest() (from netip.Prefix) {
 	length := 0
 	ties := 0
@@ -344,12 +346,12 @@ func (g *Gate) busiest() (from netip.Prefix) {
 	return from
 }
 
-// Refuse logs a refusal, ever less often for one class.
+// Refuse logs a refusal, at increasing intervals for each class.
 func (g *Gate) Refuse(conn net.Conn, class, reason string) {
 	g.Warn(conn, "connection refused", class, reason)
 }
 
-// Warn logs an event, ever less often for one class.
+// Warn logs an event, at increasing intervals for each class.
 func (g *Gate) Warn(conn net.Conn, event, class, reason string) {
 	if times, due := g.Log.Count(class); due {
 		slog.Warn(g.Name+": "+event, "from", conn.RemoteAddr(), "reason", reason, "times", times)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Network is store.Network; nil stands for the system's TCP.
+// Network is store.Network; nil means the system's TCP.
 type Network interface {
 	// Dial connects to an address.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
@@ -43,14 +43,14 @@ func Listen(ctx context.Context, n Network, address string) (net.Listener, error
 	return Bind(l), nil
 }
 
-// Listener is a program's own listener. Deadlines are kept by all connections that it accepts ([Bound]), and what it
-// returns once it is closed is [net.ErrClosed], whatever the program's listener returns then.
+// Listener is a program's own listener. All connections that it accepts keep deadlines ([Bound]). Once it is closed,
+// it returns [net.ErrClosed], whatever the program's listener returns.
 type Listener struct {
 	net.Listener
 	closed atomic.Bool // Close was called
 }
 
-// Bind returns a program's listener as a [Listener], which takes its place: it is the one to be closed.
+// Bind returns a program's listener as a [Listener]. Close that one instead.
 func Bind(l net.Listener) *Listener {
 	if bound, ok := l.(*Listener); ok {
 		return bound
@@ -80,9 +80,8 @@ func (l *Listener) Close() error {
 }
 
 // Bound returns a connection that keeps its deadlines and has addresses, whatever conn does: channels of ssh refuse
-// deadlines, and other connections ignore them. All that it asks of conn is that Close ends reads and writes. So a
-// deadline that passes during a read or a write closes the connection. Connections of the system are returned as they
-// are.
+// deadlines, and other connections ignore them. The only requirement on conn is that Close ends reads and writes: a
+// deadline that passes during a read or write closes the connection. Connections of the system are returned unchanged.
 func Bound(conn net.Conn) net.Conn {
 	switch conn.(type) {
 	case *net.TCPConn, *net.UnixConn, *bound:
@@ -113,8 +112,8 @@ func (b *bound) Write(p []byte) (n int, err error) {
 	return n, asNetwork("write", err)
 }
 
-// asNetwork is an error of a connection as the system's connections return it, so that a stream that was reset is
-// not taken for a peer that speaks another protocol.
+// asNetwork converts an error of a connection to the form of the system's connections, so that a reset stream is not
+// mistaken for a peer that speaks another protocol.
 func asNetwork(op string, err error) error {
 	var network net.Error
 	if err == nil || err == io.EOF || errors.As(err, &network) {
@@ -148,7 +147,7 @@ func (b *bound) LocalAddr() net.Addr { return known(b.Conn.LocalAddr()) }
 // RemoteAddr implements [net.Conn].
 func (b *bound) RemoteAddr() net.Addr { return known(b.Conn.RemoteAddr()) }
 
-// known is an address, also where a connection knows none.
+// known returns a, or unknown if a connection has no address.
 func known(a net.Addr) net.Addr {
 	if a == nil {
 		return unknown{}
@@ -156,7 +155,7 @@ func known(a net.Addr) net.Addr {
 	return a
 }
 
-// unknown is the address of a connection that knows none.
+// unknown is the address of a connection without one.
 type unknown struct{}
 
 // Network implements [net.Addr].
@@ -165,15 +164,15 @@ func (unknown) Network() string { return "unknown" }
 // String implements [net.Addr].
 func (unknown) String() string { return "an unknown address" }
 
-// direction is one of the two of a connection, with its deadline.
+// direction is reading or writing on a connection, with its deadline.
 type direction struct {
-	conn net.Conn // that the deadline closes
+	conn net.Conn // closed at the deadline
 
 	mu       sync.Mutex  // guards the fields below
 	deadline time.Time   // zero for none; guarded by mu
-	timer    *time.Timer // that closes conn at the deadline; nil before the first one; guarded by mu
+	timer    *time.Timer // closes conn at the deadline; nil before the first one; guarded by mu
 	active   int         // calls in flight; guarded by mu
-	expired  bool        // a deadline has closed conn; guarded by mu
+	expired  bool        // the deadline has closed conn; guarded by mu
 }
 
 // set sets the deadline, also for calls in flight.
@@ -195,7 +194,8 @@ func (d *direction) set(t time.Time) {
 	d.timer.Reset(left)
 }
 
-// expire closes the connection if a call is in flight at the deadline. A later deadline may have been set meanwhile.
+// expire closes the connection if a call is in flight at the deadline. A later deadline may have been set in the
+// meantime.
 func (d *direction) expire() {
 	d.mu.Lock()
 	due := d.active > 0 && d.passed()
@@ -206,7 +206,7 @@ func (d *direction) expire() {
 	}
 }
 
-// passed reports whether the deadline has passed. mu is held.
+// passed reports whether the deadline has passed. The caller holds mu.
 func (d *direction) passed() bool {
 	return !d.deadline.IsZero() && !time.Now().Before(d.deadline)
 }

@@ -1,15 +1,13 @@
 // Package hostmem is the one place where a uintptr becomes a pointer.
 //
-// Everything else in this module passes host memory around as uintptr (the
-// same currency as device memory) and comes here to look at it. The rules that
-// make this sound:
+// The rest of this module passes host memory around as uintptr, like device memory, and comes here to access it. These
+// rules make that sound:
 //
-//   - An address given to [Slice] lies in memory that the Go garbage collector
-//     neither moves nor frees while the slice is in use: memory mapped outside
-//     the Go heap (runtime/cpu), memory of a C library, or Go memory that the
-//     caller keeps alive ([Addr] and a later runtime.KeepAlive).
-//   - Addresses inside Go's stack are never used, because stacks move: [Addr]
-//     and [AddrOf] make what they are given escape to the heap.
+//   - An address given to [Slice] is in memory that the Go garbage collector neither moves nor frees while the slice
+//     is in use: memory mapped outside the Go heap (runtime/cpu), memory of a C library, or Go memory that the caller
+//     keeps alive ([Addr] and a later runtime.KeepAlive).
+//   - Addresses inside Go's stack are never used, because stacks move: [Addr] and [AddrOf] make their arguments escape
+//     to the heap.
 package hostmem
 
 import "unsafe"
@@ -23,14 +21,13 @@ func Slice[T any](p uintptr, n int) []T {
 	return unsafe.Slice((*T)(pointer(p)), n)
 }
 
-// Addr returns the address of the first element of s, 0 for an empty slice
-// without backing memory. The caller keeps s alive while the address is used.
+// Addr returns the address of the first element of s, 0 for an empty slice without backing memory. The caller must
+// keep s alive while the address is used.
 func Addr[T any](s []T) uintptr {
 	return address(unsafe.Pointer(unsafe.SliceData(s)))
 }
 
-// AddrOf returns the address of a value. The caller keeps it alive while the
-// address is used.
+// AddrOf returns the address of a value. The caller must keep it alive while the address is used.
 func AddrOf[T any](p *T) uintptr {
 	return address(unsafe.Pointer(p))
 }
@@ -66,8 +63,8 @@ func pointer(p uintptr) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
 }
 
-// address is the way back. The value that p points to escapes to the heap, where it stays in its place: the compiler
-// cannot know that never is false.
+// address is the inverse. The value that p points to escapes to the heap, where it does not move: the compiler cannot
+// know that never is false.
 func address(p unsafe.Pointer) uintptr {
 	if never {
 		sink = p

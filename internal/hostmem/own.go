@@ -2,7 +2,6 @@
 
 package hostmem
 
-// Own has the processor fetch the cache line at an address for writing, while it goes on:
-// a store there need not wait then for the line to come from another processor. The
-// address may be anything.
+// Own makes the processor fetch the cache line at an address for writing, in the background: a later store there
+// need not wait for the line to come from another processor. The address may be anything.
 func Own(address uintptr)

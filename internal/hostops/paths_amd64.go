@@ -6,12 +6,10 @@ import (
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// streamAlign is the alignment of streaming stores: a cache line, so that each
-// is written to memory as a whole.
+// streamAlign is the alignment of streaming stores: a cache line, so that each line is written to memory as a whole.
 const streamAlign = 64
 
-// reduceAVX2 is Reduce of n elements from one on, with stores to aligned destinations that bypass the caches
-// if stream is set.
+// reduceAVX2 is Reduce for n elements beginning at from. If stream is set, aligned stores bypass the caches.
 //
 //go:noescape
 func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op reductions.Op)
@@ -34,8 +32,8 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op, strea
 	}
 }
 
-// vectorized reports whether reduceAVX2 has a kernel: for what gradients and their compressed forms are
-// reduced by. Its dispatch has no default.
+// vectorized reports whether reduceAVX2 has a kernel. It has kernels for the reductions of gradients and their
+// compressed forms; its dispatch has no default.
 func vectorized(dt dtype.DType, op reductions.Op) bool {
 	switch dt {
 	case dtype.F64, dtype.F32, dtype.F16, dtype.BF16:

@@ -9,13 +9,12 @@ import (
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// blockLen is the number of elements that the portable reduction accumulates
-// before it stores them. A block lives on the stack and in the first-level
-// cache.
+// blockLen is the number of elements that the portable reduction accumulates before it stores them. A block is on the
+// stack and in the first-level cache.
 const blockLen = 256
 
-// number is what the portable reduction computes with. The built-in min and
-// max have the meaning that this package promises, for integers and floats.
+// number is the type that the portable reduction computes in. The built-in min and max have the semantics that this
+// package promises, for integers and floats.
 type number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
@@ -50,9 +49,8 @@ func reducePortable(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.O
 	}
 }
 
-// reduceNumbers combines blocks of elements that are computed with as they are
-// stored. All sources of a block are read before a destination is written, so
-// that a destination can be a source.
+// reduceNumbers combines blocks of elements that are computed in their own type. All sources of a block are read
+// before a destination is written, so that a destination can be a source.
 func reduceNumbers[T number](dsts, srcs []uintptr, n int, op reductions.Op) {
 	var block [blockLen]T
 	for from := 0; from < n; from += blockLen {
@@ -70,8 +68,7 @@ func reduceNumbers[T number](dsts, srcs []uintptr, n int, op reductions.Op) {
 	}
 }
 
-// reduceWidened is reduceNumbers for the floats of 16 and 8 bits: it
-// accumulates in float32 and rounds when it stores.
+// reduceWidened is reduceNumbers for 16-bit and 8-bit floats: it accumulates in float32 and rounds when it stores.
 func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op) {
 	var block, widened [blockLen]float32
 	var rounded [2 * blockLen]byte
@@ -98,7 +95,7 @@ func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op
 	}
 }
 
-// must stops at what cannot happen: a conversion of buffers of different lengths.
+// must panics at an impossible error: a conversion of buffers of different lengths.
 func must(err error) {
 	if err != nil {
 		panic(err)
@@ -136,7 +133,7 @@ func truth(b uint8) uint8 {
 	return 0
 }
 
-// window returns n elements of the buffer at address p, starting with element from.
+// window returns n elements of the buffer at address p, beginning with element from.
 func window[T any](p uintptr, from, n int) []T {
 	var t T
 	return hostmem.Slice[T](p+uintptr(from)*unsafe.Sizeof(t), n)
@@ -201,7 +198,7 @@ func mulTo[T number](acc, src []T) {
 	}
 }
 
-// minTo sets acc[i] to the lesser of acc[i] and src[i].
+// minTo sets acc[i] to the smaller of acc[i] and src[i].
 func minTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
 		a := (*[8]T)(acc)
@@ -222,7 +219,7 @@ func minTo[T number](acc, src []T) {
 	}
 }
 
-// maxTo sets acc[i] to the greater of acc[i] and src[i].
+// maxTo sets acc[i] to the larger of acc[i] and src[i].
 func maxTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
 		a := (*[8]T)(acc)

@@ -1,5 +1,5 @@
-// Package inquiry has a process that has no communicator yet say what it waits for, when it is asked by the signal that
-// has others write their flight records.
+// Package inquiry lets a process without a communicator report what it waits for, on the signal that makes others
+// write their flight records.
 package inquiry
 
 import (
@@ -22,12 +22,12 @@ import (
 
 // Wait is a wait for other processes.
 type Wait struct {
-	Rank, Size int           // Rank is -1 for a wait within one of any rank of this process
-	Text       func() string // what is waited for, called on another goroutine
+	Rank, Size int           // -1 for a wait within a wait of any rank of this process
+	Text       func() string // describes the awaited event; called on another goroutine
 	began      time.Time     // when it was registered
 }
 
-// String says what is waited for, and since when.
+// String describes the awaited event and the time waited.
 func (w *Wait) String() string {
 	return fmt.Sprintf("%s, for %v", w.Text(), time.Since(w.began).Round(time.Second/10))
 }
@@ -40,11 +40,11 @@ var waits struct {
 	list    []*Wait // the outermost first; guarded by mu
 	listens bool    // a goroutine answers; guarded by mu
 
-	reserved map[string]bool // files that are no longer written, see Reserve; guarded by mu
+	reserved map[string]bool // files that must not be written any more, see Reserve; guarded by mu
 }
 
-// Reserve says that a file is for the flight record of a communicator, from now on: what a process waits for afterwards
-// is only logged, as the record has what a communicator did before, and perhaps why it has failed.
+// Reserve reserves a file for the flight record of a communicator. Later waits of the process are only logged, because
+// the record has the communicator's calls, and perhaps the reason of its failure.
 func Reserve(path string) {
 	waits.mu.Lock()
 	defer waits.mu.Unlock()
@@ -54,16 +54,16 @@ func Reserve(path string) {
 	waits.reserved[path] = true
 }
 
-// isReserved reports whether another record has a file.
+// isReserved reports whether another record owns a file.
 func isReserved(path string) bool {
 	waits.mu.Lock()
 	defer waits.mu.Unlock()
 	return waits.reserved[path]
 }
 
-// Begin begins a wait, which lasts until end is called. The first one has the process answer inquiries from then on, if
-// flight records are asked for (TUTTI_RECORD). end waits for an answer that is being written, and so for the texts of
-// other waits.
+// Begin begins a wait, which lasts until end is called. The first call makes the process answer inquiries from then
+// on, if flight records are enabled (TUTTI_RECORD). end waits for an answer in progress, and thus for the Text
+// functions of other waits.
 func Begin(w Wait) (end func()) {
 	w.began = time.Now()
 	waits.mu.Lock()
@@ -84,7 +84,7 @@ func Begin(w Wait) (end func()) {
 	}
 }
 
-// answer writes the flight records of the ranks of this process that wait, and says so.
+// answer writes the flight records of the ranks of this process that wait, and logs them.
 func answer(reason string) {
 	waits.writes.Lock()
 	defer waits.writes.Unlock()
@@ -121,7 +121,7 @@ func answer(reason string) {
 	}
 }
 
-// newFile is the record of a rank that has made no call.
+// newFile returns the record of a rank that has made no call.
 func newFile(w *Wait) *dump.File {
 	host, _ := os.Hostname() // "" where it is unknown
 	return &dump.File{
@@ -140,7 +140,7 @@ func newFile(w *Wait) *dump.File {
 	}
 }
 
-// write replaces a file whole.
+// write atomically replaces a file.
 func write(path string, f *dump.File) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err

@@ -2,5 +2,5 @@
 
 package inquiry
 
-// listen does nothing: there is no such signal.
+// listen does nothing: the system has no such signal.
 func listen() {}

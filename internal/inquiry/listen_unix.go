@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// listen answers the signal as long as the process lives: when it has a communicator that records calls, this process
-// waits for nothing here, and the other one answers.
+// listen answers the signal for the rest of the process. Once it has a communicator that records calls, this goroutine
+// has no waits to report, and the recorder answers.
 func listen() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR1)

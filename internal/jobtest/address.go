@@ -10,15 +10,15 @@ import (
 	"testing"
 )
 
-// taken counts the ports that this process has given out.
+// taken counts the ports that this process has assigned.
 var taken atomic.Int64
 
-// Address returns a loopback address for this test alone, at a port that nobody listens on: tests of other processes
-// do not get it. The next ports up to a number of them in all are the test's as well.
+// Address returns a loopback address for this test alone, at a port on which nobody listens: tests of other processes
+// do not get it. The following ports, ports of them in all, also belong to the test.
 func Address(t testing.TB, ports int) string {
 	t.Helper()
-	// A process has its own host where all of 127.0.0.0/8 are. The ports are below those that systems choose, and differ
-	// from those of most other processes, for listeners on all hosts.
+	// A process has its own host if all of 127.0.0.0/8 exists. The ports are below the system's ephemeral ports, and
+	// differ from those of most other processes, for listeners on all hosts.
 	const first, span, block = 10_000, 20_000, 256
 	pid := os.Getpid()
 	host := fmt.Sprintf("127.%d.%d.%d", 1+pid>>16&0x7f, pid>>8&0xff, pid&0xff)

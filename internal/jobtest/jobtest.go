@@ -1,5 +1,5 @@
-// Package jobtest runs programs as jobs in tests, of this module and of those
-// below it, and has the addresses where ranks meet.
+// Package jobtest runs programs as jobs in tests, of this module and of those below it, and provides rendezvous
+// addresses.
 package jobtest
 
 import (
@@ -33,11 +33,11 @@ func Build(t *testing.T, folder string) string {
 	return program
 }
 
-// Environment is the environment of this process with what Open MPI's launcher needs in a test. It refuses root and
-// more processes than processors unless told, and fails where another one makes the same directories
-// below the temporary one at once, so that each call has its own temporary directory. Processes that come without that
-// launcher make them among themselves, so that they are there already, and stay: the first process that ends would
-// remove what is empty, while others begin.
+// Environment returns the environment of this process plus the settings that Open MPI's launcher needs in a test. The
+// launcher refuses root and more processes than processors unless told otherwise. It fails if another one makes the
+// same directories in the temporary directory at once, so each call has its own temporary directory. Processes without
+// that launcher make these directories themselves, and the first to end would remove empty ones while others begin; so
+// the directories exist already, and stay.
 func Environment(t testing.TB) []string {
 	t.Helper()
 	temporary, err := os.MkdirTemp("", "mpi") // short: sockets below it have at most 107 bytes
@@ -55,8 +55,9 @@ func Environment(t testing.TB) []string {
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR="+temporary)
 }
 
-// DefaultSignals has processes that this one starts from now on get signals as usual. The process that started the
-// tests may ignore hangups or interrupts, as nohup does, and processes inherit that, unless this one handles them.
+// DefaultSignals makes processes that this one starts from now on receive signals as usual. The process that started
+// the tests may ignore hangups or interrupts, as nohup does, and children inherit that, unless this process handles
+// them.
 func DefaultSignals() {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(s) {
@@ -82,9 +83,8 @@ func Output(t *testing.T, program string, args ...string) string {
 	return out.String()
 }
 
-// SameEverywhere runs a program with -backend local and, of as many processes, with
-// -backend mpi under each launcher that there is, and fails unless all print the
-// same.
+// SameEverywhere runs a program with -backend local and, with as many processes, with -backend mpi under each
+// installed launcher. It fails unless all print the same.
 func SameEverywhere(t *testing.T, program string, args ...string) {
 	t.Helper()
 	want := Output(t, program, append([]string{"-backend", "local", "-ranks", "4"}, args...)...)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Readme fails unless the first diff of a document adds at most a number of lines,
-// and a program has these, in their order.
+// Readme fails unless the first diff of a document adds at most maxLines lines, and the program has them in this
+// order.
 func Readme(t *testing.T, document, program string, maxLines int) {
 	t.Helper()
 	text, err := os.ReadFile(document)

@@ -1,5 +1,4 @@
-// Package leak says which communicators were garbage collected without Close: in one line for those that are found
-// together.
+// Package leak logs communicators that were garbage collected without Close: one line for all that are found together.
 package leak
 
 import (
@@ -14,31 +13,31 @@ import (
 )
 
 const (
-	// gatherTime is how long a line waits for further communicators, unless there is a garbage collection before: one
-	// finds many, one by one.
+	// gatherTime is how long a line waits for further communicators, unless a garbage collection comes first: one
+	// collection finds many, one by one.
 	gatherTime = 100 * time.Millisecond
-	// mostPlaces is how many communicators a line describes: they are mostly of one place.
+	// mostPlaces is the number of communicators that a line describes; most are made at one place.
 	mostPlaces = 3
-	// depth is how many frames of a stack are kept.
+	// depth is the number of stack frames that are kept.
 	depth = 32
 )
 
-// Mark describes a communicator that is to be closed.
+// Mark describes a communicator that must be closed.
 type Mark struct {
 	backend string         // of the communicator
-	title   string         // which one it is, such as "rank 0 of 2"
+	title   string         // which one, such as "rank 0 of 2"
 	frames  [depth]uintptr // return addresses of the call that made it, innermost first
 	count   int            // of frames
 }
 
-// NewMark describes a communicator that the caller makes.
+// NewMark describes a communicator that the caller is making.
 func NewMark(backend, title string) *Mark {
 	m := &Mark{backend: backend, title: title}
 	m.count = runtime.Callers(2, m.frames[:])
 	return m
 }
 
-// Report counts a communicator as lost, for a line that comes soon. It suits runtime.AddCleanup.
+// Report counts a communicator as lost, and makes a line follow soon. It suits runtime.AddCleanup.
 func (m *Mark) Report() {
 	if lost.add(m) {
 		runtime.AddCleanup(new([64]byte), lost.log, m.backend)
@@ -47,9 +46,9 @@ func (m *Mark) Report() {
 
 // tally counts the communicators of a backend that were lost.
 type tally struct {
-	total int     // 1 and up
-	count int     // of these, since the last line
-	first []*Mark // of count, mostPlaces at most
+	total int     // at least 1
+	count int     // lost since the last line
+	first []*Mark // the first of these, at most mostPlaces
 }
 
 // lost are those of this process.
@@ -61,7 +60,7 @@ type counts struct {
 	backends map[string]*tally // by name; nil before the first; guarded by mu
 }
 
-// add counts a communicator, and has a line follow soon. It reports whether it is the first since the last line.
+// add counts a communicator, and makes a line follow soon. It reports whether this is the first since the last line.
 func (c *counts) add(m *Mark) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +83,7 @@ func (c *counts) add(m *Mark) (first bool) {
 	return t.count == 1
 }
 
-// log logs how many communicators of a backend were lost since the last line, if any were.
+// log logs how many communicators of a backend were lost since the last line, if any.
 func (c *counts) log(backend string) {
 	c.mu.Lock()
 	t := c.backends[backend]
@@ -108,7 +107,7 @@ func (c *counts) log(backend string) {
 	)
 }
 
-// String says which communicator it is, and where the program has made it.
+// String says which communicator it is, and where the program made it.
 func (m *Mark) String() string {
 	var stack []dump.Frame
 	frames := runtime.CallersFrames(m.frames[:m.count])

@@ -1,4 +1,4 @@
-// Package logtest has tests see what a program logs.
+// Package logtest shows tests the log of a program.
 package logtest
 
 import (
@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// Log is what a program has logged.
+// Log is the captured log of a program.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
 }
 
-// Capture has what the program logs written to a Log, until the test ends.
+// Capture redirects the program's log to a Log, until the test ends.
 func Capture(t *testing.T) *Log {
 	l := &Log{}
 	before := slog.Default()
@@ -31,7 +31,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// Lines returns the lines that contain a text.
+// Lines returns the lines with a text.
 func (l *Log) Lines(text string) (list []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package machine tells what a host has, and what of it this process may use.
+// Package machine describes a host's resources, and the share of them that this process may use.
 package machine
 
 import (
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Bound returns a warning where a launcher has bound this process to one of the host's processors, and ""
-// otherwise. Go then runs on that processor alone, with what waits and what computes in turn.
+// Bound returns a warning if a launcher has bound this process to one of the host's processors, and "" otherwise. All
+// threads of Go then take turns on that processor.
 func Bound() string {
 	if all := online(); runtime.NumCPU() == 1 && all > 1 {
 		return fmt.Sprintf(
@@ -21,7 +21,7 @@ func Bound() string {
 	return ""
 }
 
-// count returns how many processors a list such as "0-3,6" names, 0 if it is no list.
+// count returns the number of processors in a list such as "0-3,6", 0 if it is not a list.
 func count(list string) int {
 	n := 0
 	for _, part := range strings.Split(strings.TrimSpace(list), ",") {

@@ -2,7 +2,7 @@ package machine
 
 import "golang.org/x/sys/unix"
 
-// Memory returns how many bytes the host has, 0 if not known.
+// Memory returns the host's memory in bytes, 0 if not known.
 func Memory() (total, free uint64) {
 	total, err := unix.SysctlUint64("hw.memsize")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory returns how many bytes the host has, and how many of them are free, 0 if not known.
+// Memory returns the host's total and free memory in bytes, 0 if not known.
 func Memory() (total, free uint64) {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {

@@ -10,9 +10,9 @@ import (
 
 var globalMemoryStatus = windows.NewLazySystemDLL("kernel32.dll").NewProc("GlobalMemoryStatusEx")
 
-// Memory returns how many bytes the host has, and how many of them are free, 0 if not known.
+// Memory returns the host's total and free memory in bytes, 0 if not known.
 func Memory() (total, free uint64) {
-	status := []uint64{64, 0, 0, 0, 0, 0, 0, 0} // MEMORYSTATUSEX, with its size in front
+	status := []uint64{64, 0, 0, 0, 0, 0, 0, 0} // MEMORYSTATUSEX, which begins with its size
 	ok, _, _ := globalMemoryStatus.Call(hostmem.Addr(status))
 	runtime.KeepAlive(status)
 	if ok == 0 {

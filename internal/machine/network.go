@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Network names this host and, on Linux, its network interfaces as this process sees them: the same for processes
-// that share a loopback interface.
+// Network returns a name for this host and, on Linux, its network interfaces as this process sees them. Processes that
+// share a loopback interface have the same name.
 func Network() string {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")

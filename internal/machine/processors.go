@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// Processors returns how many processors this process can keep busy at a time: as many as GOMAXPROCS, the
-// affinity mask and the quota of its control groups allow, at least 1.
+// Processors returns the number of processors that this process can keep busy, at least 1: as many as GOMAXPROCS, the
+// affinity mask and the quota of its control groups allow.
 func Processors() int {
 	n := min(runtime.GOMAXPROCS(0), runtime.NumCPU())
 	if quota := Quota(); quota > 0 {
@@ -21,8 +21,8 @@ func Processors() int {
 	return n
 }
 
-// Quota returns how many processors the control groups of this process grant to its container, if that is fewer
-// than the affinity mask has, and 0 otherwise. It is read once.
+// Quota returns the number of processors that the control groups of this process grant to its container, if that is
+// fewer than the affinity mask has, and 0 otherwise. It is read once.
 func Quota() float64 { return ownQuota() }
 
 var ownQuota = sync.OnceValue(func() float64 {
@@ -33,14 +33,14 @@ var ownQuota = sync.OnceValue(func() float64 {
 	return quota
 })
 
-// readQuota returns the smallest quota of the control groups that a process is in, 0 if none has one.
+// readQuota returns the smallest quota of a process's control groups, 0 if none has one.
 func readQuota(root fs.FS) (quota float64) {
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
 		return 0
 	}
 	for line := range strings.Lines(string(groups)) {
-		// hierarchy:controllers:path, where version 2 has no controllers.
+		// The format is hierarchy:controllers:path. Version 2 has no controllers.
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(fields) != 3 {
 			continue
@@ -54,8 +54,8 @@ func readQuota(root fs.FS) (quota float64) {
 			mount = "sys/fs/cgroup/cpu"
 			read = divisionQuota
 		}
-		// A limit of a group holds for all below it. In a container the path may be
-		// the one on the host, while the container's group is mounted as the root.
+		// A limit of a group applies to all groups below it. In a container the path may be the host's, while the
+		// container's group is mounted as the root.
 		for group := path.Clean("/" + fields[2]); ; group = path.Dir(group) {
 			if granted := read(root, path.Join(mount, group)); granted > 0 && (quota == 0 || granted < quota) {
 				quota = granted
@@ -91,7 +91,7 @@ func divisionQuota(root fs.FS, group string) float64 {
 	return ratio(strings.TrimSpace(string(limit)), strings.TrimSpace(string(period)))
 }
 
-// ratio divides two texts, and returns 0 where one is no positive number.
+// ratio returns the quotient of two texts, and 0 if either is not a positive number.
 func ratio(limit, period string) float64 {
 	a, err := strconv.ParseUint(limit, 10, 63)
 	if err != nil {

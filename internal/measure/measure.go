@@ -1,5 +1,5 @@
-// Package measure has what all measurements of this module share: rounds that subjects take in
-// turns, the time of the slowest rank, and statistics of rounds.
+// Package measure has the common parts of all measurements of this module: rounds in which subjects take turns, the
+// time of the slowest rank, and statistics of rounds.
 package measure
 
 import (
@@ -7,18 +7,18 @@ import (
 	"slices"
 )
 
-// Round runs a subject once and returns how many seconds that took on this rank.
+// Round runs a subject once and returns its duration on this rank in seconds.
 type Round func() (seconds float64, err error)
 
 // Slowest returns the largest of the ranks' values, element by element, the same on every
 // rank. It is collective. The values may be overwritten.
 type Slowest func(values []float64) ([]float64, error)
 
-// InTurns runs some rounds of each subject, behind others that only warm up, and returns the
-// seconds of each round on the slowest rank, by subject. The subjects take turns, and begin
-// rounds in turn, so that whatever else the machine does disturbs all of them.
+// InTurns runs some rounds of each subject, after warmup rounds, and returns the seconds of each round on the slowest
+// rank, by subject. The subjects take turns, and take turns at being first, so that other load on the machine disturbs
+// all of them alike.
 func InTurns(warmup, rounds int, slowest Slowest, subjects ...Round) ([][]float64, error) {
-	times := make([]float64, len(subjects)*rounds) // all rounds of a subject after those of the one before
+	times := make([]float64, len(subjects)*rounds) // grouped by subject
 	for i := range warmup + rounds {
 		for turn := range subjects {
 			subject := (turn + i) % len(subjects)
@@ -35,7 +35,7 @@ func InTurns(warmup, rounds int, slowest Slowest, subjects ...Round) ([][]float6
 	return slices.Collect(slices.Chunk(times, max(rounds, 1))), err
 }
 
-// Fit returns how many iterations take about the given seconds on the slowest rank, from 1 to limit.
+// Fit returns the number of iterations that take about this many seconds on the slowest rank, from 1 to limit.
 func Fit(seconds float64, limit int, slowest Slowest, run func(iterations int) (float64, error)) (int, error) {
 	for iterations := 2; ; iterations *= 8 {
 		local, err := run(iterations)
@@ -52,13 +52,12 @@ func Fit(seconds float64, limit int, slowest Slowest, run func(iterations int) (
 	}
 }
 
-// Alone is for measurements that this process makes by itself.
+// Alone is the Slowest of measurements by one process.
 func Alone(values []float64) ([]float64, error) {
 	return values, nil
 }
 
-// Median returns the middle of some values, and the mean of the two in the middle if their
-// number is even. There must be one at least.
+// Median returns the median of at least one value; for an even number it is the mean of the two in the middle.
 func Median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)

@@ -1,6 +1,5 @@
-// Package mutate puts defects into Go source, for tests of tests. A file keeps its functions and
-// gets the defective variants beside them, one of which a number chooses when the program runs: so
-// one build has all of them.
+// Package mutate puts defects into Go source, for tests of tests. A file keeps its functions and gets defective
+// variants next to them; a number selects one when the program runs, so that one build has all of them.
 package mutate
 
 import (
@@ -14,13 +13,13 @@ import (
 
 // Variant is a function in which Old is replaced by New.
 type Variant struct {
-	Number   int    // what chooses it
-	Old, New string // text of the source, and what replaces it
+	Number   int    // selects it
+	Old, New string // text of the source, and its replacement
 }
 
-// Functions returns the text of a Go file with variants of its functions. A function runs as the
-// variant whose number the expression chosen has, or as it is. The text Old of a variant must stand
-// exactly once in the file, in the body of a function.
+// Functions returns the text of a Go file with variants of its functions. A function runs as the variant whose number
+// the expression chosen has, or unchanged. The text Old of a variant must occur exactly once in the file, in the body
+// of a function.
 func Functions(text, chosen string, variants []Variant) (string, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, "", text, 0)
@@ -29,7 +28,7 @@ func Functions(text, chosen string, variants []Variant) (string, error) {
 	}
 	found := map[int]bool{}
 	changed := text
-	for _, d := range slices.Backward(file.Decls) { // so that offsets before it stay
+	for _, d := range slices.Backward(file.Decls) { // from the end, so that earlier offsets stay valid
 		f, ok := d.(*ast.FuncDecl)
 		if !ok || f.Body == nil {
 			continue

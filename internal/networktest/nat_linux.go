@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Namespace is the name of one of the network's that ip netns knows.
+// A Namespace is the name of a network namespace of ip netns.
 type Namespace string
 
-// NAT is some private networks of one host each, behind routers that translate addresses. Their hosts have the same
-// address and cannot reach each other. All reach one outside, which cannot reach them.
+// NAT is a set of private networks with one host each, behind routers that translate addresses. Their hosts have the
+// same address and cannot reach each other. All can reach one outside host, which cannot reach them.
 type NAT struct {
 	Outside Namespace
 	Hosts   []Namespace
@@ -25,7 +25,7 @@ type NAT struct {
 // Address is the outside address of a host.
 func (n *NAT) Address(host int) string { return fmt.Sprintf("10.77.%d.1", host) }
 
-// NewNAT makes such networks, until the test ends. It skips the test where that is not possible.
+// NewNAT makes such networks until the test ends. It skips the test if that is not possible.
 func NewNAT(t testing.TB, hosts int) *NAT {
 	t.Helper()
 	namespace := func(role string, i int) Namespace {
@@ -77,11 +77,11 @@ func shell(t testing.TB, skips bool, commands string) {
 	}
 }
 
-// Do calls f in the namespace: the sockets that it makes are there. f must stay in its goroutine.
+// Do calls f in the namespace, in which its sockets are created. f must stay in its goroutine.
 func (n Namespace) Do(f func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked, so that the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		result <- func() error {
 			file, err := os.Open(filepath.Join("/run/netns", string(n)))
 			if err != nil {

@@ -1,4 +1,4 @@
-// Package networktest has networks for tests, of connections that have nothing but bytes and an end.
+// Package networktest provides networks for tests, whose connections only carry bytes and end.
 package networktest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Pipes is a network within this process, of pipes that refuse deadlines and have no addresses. Hosts have no names in
-// it: a port is an address.
+// Pipes is a network within this process, of pipes that refuse deadlines and have no addresses. There are no host
+// names: a port is an address.
 type Pipes struct {
 	// Conn replaces each connection that Dial makes, if it is set.
 	Conn func(conn net.Conn) net.Conn
@@ -24,10 +24,10 @@ type Pipes struct {
 
 	mu        sync.Mutex
 	listeners map[string]*listener // by port; guarded by mu
-	last      int                  // ports that were chosen; guarded by mu
+	last      int                  // number of chosen ports; guarded by mu
 }
 
-// firstPort is before the ports that are chosen.
+// firstPort is the port before the first chosen one.
 const firstPort = 1 << 15
 
 // Dial implements store.Network.
@@ -81,7 +81,7 @@ func (p *Pipes) Listen(_, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// listener is one of Pipes.
+// listener is a listener of Pipes.
 type listener struct {
 	pipes    *Pipes
 	port     string
@@ -114,7 +114,7 @@ func (l *listener) Close() error {
 // Addr implements [net.Listener].
 func (l *listener) Addr() net.Addr { return address("pipe:" + l.port) }
 
-// address is one of a listener.
+// address is the address of a listener.
 type address string
 
 // Network implements [net.Addr].
@@ -123,7 +123,7 @@ func (address) Network() string { return "pipe" }
 // String implements [net.Addr].
 func (a address) String() string { return string(a) }
 
-// errDeadline is what bare connections say to deadlines, as channels of ssh do.
+// errDeadline is the error of deadlines on bare connections, as on channels of ssh.
 var errDeadline = errors.New("deadlines are not supported")
 
 // bare is a connection without deadlines and addresses.
@@ -147,7 +147,7 @@ func (bare) RemoteAddr() net.Addr { return nil }
 // Sockets is a network of Unix sockets in a folder. Its addresses are paths.
 type Sockets struct {
 	folder string
-	last   atomic.Int64 // socket that was chosen
+	last   atomic.Int64 // number of the last chosen socket
 }
 
 // NewSockets makes a network in a folder of the test's.

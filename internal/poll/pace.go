@@ -7,27 +7,27 @@ import (
 	"github.com/tutti-go/tutti/internal/machine"
 )
 
-// Pace paces a goroutine that waits for other processes. It says how often to look, and pauses in between. The zero
-// value is the beginning of a wait.
+// Pace paces a goroutine that waits for other processes: it says how often to poll, and pauses in between. The zero
+// value begins a wait.
 type Pace struct {
-	// Goroutines says that what is waited for may need other goroutines of this process. Yields then let these run
+	// Goroutines says that the awaited event may need other goroutines of this process. Yields then let these run
 	// instead of other processes, which takes longer.
 	Goroutines bool
 
 	pauses int           // so far
 	began  time.Time     // the first pause; zero before it
 	length time.Duration // of the last pause; 0 for a yield
-	turn   time.Duration // length when other goroutines had their last turn
+	turn   time.Duration // length at the last turn of other goroutines
 }
 
 const (
-	firstLooks = 16 // before the first pause
-	laterLooks = 4  // between two
-	// blockPauses is how many pauses of those who block are no stall.
+	firstLooks = 16 // polls before the first pause
+	laterLooks = 4  // polls between two pauses
+	// blockPauses is the number of pauses of a blocking wait that do not count as a stall.
 	blockPauses = 50
 )
 
-// Polls is how often to look before the next pause.
+// Polls returns the number of polls before the next pause.
 func (p *Pace) Polls() int {
 	if p.pauses == 0 {
 		return firstLooks
@@ -45,7 +45,7 @@ func (p *Pace) Next() {
 	kind, d := next(p.pauses, waited, machine.Quota() > 0)
 	p.pauses++
 	if kind == park && waited == 0 {
-		p.pauses = maxPauses // the clock will have moved after the sleep, and then stand again
+		p.pauses = maxPauses // the clock moves during the sleep, and then stands still again
 	}
 	p.length = d
 	switch kind {
@@ -57,8 +57,9 @@ func (p *Pace) Next() {
 		}
 	case sleep:
 		if d >= 2*p.turn {
-			// The system's sleep keeps this processor until Go takes it away, so goroutines that wait for it get
-			// it each time that the pauses have doubled. Each time would wake threads that find nothing to do.
+			// The system's sleep keeps this processor until Go takes it away. Goroutines that wait for it therefore
+			// get a turn each time the pauses have doubled. A turn at every pause would wake threads that find nothing
+			// to do.
 			p.turn = d
 			runtime.Gosched()
 		}
@@ -68,8 +69,7 @@ func (p *Pace) Next() {
 	}
 }
 
-// Block is Next for those who block until something comes: it returns the longest time that
-// they do.
+// Block is Next for callers that block until something arrives: it returns the longest time to block.
 func (p *Pace) Block() time.Duration {
 	if p.pauses++; p.pauses > blockPauses {
 		p.length = min(p.length+maxSleep/4, maxSleep)
@@ -77,8 +77,8 @@ func (p *Pace) Block() time.Duration {
 	return maxSleep
 }
 
-// Stalled reports whether the wait has taken a millisecond or longer.
+// Stalled reports whether the wait has lasted a millisecond or longer.
 func (p *Pace) Stalled() bool { return p.length >= stallTime/share }
 
-// Long reports whether it has taken tens of milliseconds.
+// Long reports whether the wait has lasted tens of milliseconds.
 func (p *Pace) Long() bool { return p.length >= maxSleep }

@@ -10,6 +10,5 @@ import (
 // Sleep sleeps for d.
 func Sleep(d time.Duration) { time.Sleep(d) }
 
-// Yield lets other goroutines run, where the system has no call that
-// lets other processes do so.
+// Yield lets other goroutines run, on systems without a call that lets other processes run.
 func Yield() { runtime.Gosched() }

@@ -1,14 +1,14 @@
-// Package poll waits for things that can only be asked whether they are done, such as the work of a device or what
-// another process writes to shared memory. All waits follow one policy; see [Pace].
+// Package poll waits for events that can only be polled, such as the end of a device's work or another process's
+// writes to shared memory. All waits follow one policy; see [Pace].
 package poll
 
 import "context"
 
-// deviceLooks is how often Until asks before the first pause: a device takes microseconds for the least that it does.
+// deviceLooks is the number of polls of Until before the first pause: a device takes microseconds for the smallest
+// task.
 const deviceLooks = 200
 
-// Until asks done until it says yes or fails, or until ctx ends, whose cause it
-// returns then.
+// Until polls done until it returns true or an error, or until ctx ends; then it returns the cause.
 func Until(ctx context.Context, done func() (bool, error)) error {
 	pace := Pace{Goroutines: true}
 	for looks := deviceLooks; ; looks = 1 {

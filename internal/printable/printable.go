@@ -1,4 +1,4 @@
-// Package printable makes text that comes from elsewhere, such as a peer, a store or a file, fit for a terminal.
+// Package printable makes text from elsewhere, such as a peer, a store or a file, safe for a terminal.
 package printable
 
 import (
@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Text replaces what a terminal would obey instead of showing it, line ends and bytes that are no text included, by
-// its escape in Go.
+// Text replaces characters that a terminal would obey instead of showing, including line ends and invalid bytes, by
+// their Go escapes.
 func Text(text string) string {
 	var shown strings.Builder
 	for i := 0; i < len(text); {

@@ -1,20 +1,20 @@
-// Package queue is a first-in, first-out list that keeps its memory.
+// Package queue is a first-in, first-out list that reuses its memory.
 package queue
 
 import "math/bits"
 
 // Of is a queue of elements. The zero value is empty.
 type Of[T any] struct {
-	items []T // the first head of them were taken
-	head  int // place of the first element
+	items []T // the first head of them were removed
+	head  int // index of the first element
 }
 
-// Empty reports whether there is nothing.
+// Empty reports whether the queue is empty.
 func (q *Of[T]) Empty() bool {
 	return q.head == len(q.items)
 }
 
-// First returns the oldest element, of a queue that is not empty.
+// First returns the oldest element of a queue that is not empty.
 func (q *Of[T]) First() T {
 	return q.items[q.head]
 }
@@ -36,7 +36,7 @@ func (q *Of[T]) Push(x T) {
 	q.items = append(q.items, x)
 }
 
-// Pop removes the oldest element, of a queue that is not empty, and returns it.
+// Pop removes the oldest element of a queue that is not empty, and returns it.
 func (q *Of[T]) Pop() T {
 	x := q.items[q.head]
 	clear(q.items[q.head:][:1])
@@ -48,17 +48,17 @@ func (q *Of[T]) Pop() T {
 	return x
 }
 
-// Keyed is a queue for each key. The zero value is empty. The cost of a call does not depend on how many elements there
-// are, of this key or of others. It keeps its memory.
+// Keyed is a queue for each key. The zero value is empty. The cost of a call does not depend on the number of
+// elements, of this key or of others. It reuses its memory.
 type Keyed[T any] struct {
-	nodes   []node[T] // by place, of which the first stands for no node; nil before the first Push
+	nodes   []node[T] // the first one stands for no node; nil before the first Push
 	buckets []int32   // places of the oldest element of a key, by the key's hash; 0 for none
 	keys    int       // with elements
 	free    int32     // place of a node without an element, 0 for none; next leads to the next
 }
 
-// node is an element. The first of its key has the place of the last one, and of the first of another key with
-// the same hash.
+// node is an element. The first node of a key has the place of the key's last, and of the first node of another key
+// with the same hash.
 type node[T any] struct {
 	key     uint64 // of the element
 	value   T      // the element
@@ -129,12 +129,12 @@ func (q *Keyed[T]) Pop(key uint64) (value T, ok bool) {
 	return n.value, true
 }
 
-// Empty reports whether there is nothing.
+// Empty reports whether there are no elements.
 func (q *Keyed[T]) Empty() bool {
 	return q.keys == 0
 }
 
-// All yields the elements: those of a key in order, keys in none.
+// All yields the elements: those of a key in order, keys in no order.
 func (q *Keyed[T]) All(yield func(T) bool) {
 	for _, first := range q.buckets {
 		for first != 0 {
@@ -148,7 +148,7 @@ func (q *Keyed[T]) All(yield func(T) bool) {
 	}
 }
 
-// find returns where the place of the first element of a key is, or belongs.
+// find returns a pointer to the place of a key's first element, or to where it would be stored.
 func (q *Keyed[T]) find(key uint64) *int32 {
 	link := &q.buckets[q.bucket(key)]
 	for *link != 0 && q.nodes[*link].key != key {
@@ -157,7 +157,7 @@ func (q *Keyed[T]) find(key uint64) *int32 {
 	return link
 }
 
-// bucket returns the index of a key's bucket, of which there are a power of two.
+// bucket returns the index of a key's bucket; the number of buckets is a power of two.
 func (q *Keyed[T]) bucket(key uint64) uint64 {
 	const odd = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio
 	high, low := bits.Mul64(key, odd)

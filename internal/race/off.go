@@ -2,5 +2,5 @@
 
 package race
 
-// Enabled says whether this program runs under the race detector.
+// Enabled is true if this program runs under the race detector.
 const Enabled = false

@@ -2,6 +2,5 @@
 
 package race
 
-// Enabled says whether this program runs under the race detector, which makes it an
-// order of magnitude slower.
+// Enabled is true if this program runs under the race detector, which makes it an order of magnitude slower.
 const Enabled = true

@@ -1,4 +1,4 @@
-// Package race tells tests what they cannot ask of a program under the race detector.
+// Package race tells tests whether they run under the race detector.
 package race
 
 import (
@@ -7,9 +7,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// NoAllocs checks that f, which calls into a library, makes no allocation in the mean
-// of some runs. Under the race detector it just runs it: there a [sync.Pool], such as
-// the one that the arguments of such calls are in, drops things at random.
+// NoAllocs checks that f, which calls into a library, allocates nothing on average over some runs. Under the race
+// detector it just runs f: there a [sync.Pool], such as the pool of arguments of such calls, drops items at random.
 func NoAllocs(t testing.TB, runs int, f func() error, about ...any) {
 	t.Helper()
 	allocs := testing.AllocsPerRun(runs, func() {

@@ -1,4 +1,4 @@
-// Package ranks writes lists of ranks for messages.
+// Package ranks formats lists of ranks for messages.
 package ranks
 
 import (
@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// mostParts bounds how many ranks and ranges a list has.
+// mostParts bounds the number of ranks and ranges in a list.
 const mostParts = 10
 
 // Text returns "rank 3" or "ranks 0-3, 7, 9, … (25 in all)".

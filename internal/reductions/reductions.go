@@ -1,5 +1,5 @@
-// Package reductions has the element-wise reductions, below the kernels of the host and package comm, which share them:
-// programs call them comm.ReduceOp, comm.Sum and so on.
+// Package reductions has the element-wise reductions, shared by the host's kernels and package comm. Programs call
+// them comm.ReduceOp, comm.Sum and so on.
 package reductions
 
 import (
@@ -12,8 +12,8 @@ import (
 // Op is an element-wise reduction.
 type Op uint8
 
-// The reductions. All of them are commutative; the order in which ranks are combined is rank order on every backend of
-// this module that reduces on the host, so their results are reproducible.
+// The reductions. All are commutative. Every backend of this module that reduces on the host combines ranks in rank
+// order, so results are reproducible.
 const (
 	Sum Op = iota
 	Prod
@@ -22,7 +22,7 @@ const (
 	// Avg is the sum divided once by the number of ranks; floating point only.
 	Avg
 	numOps
-	// FixedPoint is a sum whose terms are integers on their way, which no program names: see package fixedpoint.
+	// FixedPoint is a sum whose terms travel as integers, see package fixedpoint. Programs do not name it.
 	FixedPoint Op = 0xff
 )
 
@@ -49,8 +49,8 @@ func All() []Op {
 
 // Defined reports whether the reduction is defined on elements of type d.
 //
-// Everything is defined on floats and integers except Avg on integers (it would have to round). On Bool, an element
-// counts as true when its byte is not zero, results are 0 or 1, Sum and Max are "or", Prod and Min are "and".
+// Everything is defined on floats and integers except Avg on integers (it would have to round). For Bool, an element
+// is true if its byte is not zero, and results are 0 or 1; Sum and Max are "or", Prod and Min are "and".
 func (op Op) Defined(d dtype.DType) bool {
 	if !op.Valid() || !d.Valid() {
 		return false

@@ -7,8 +7,8 @@ import (
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// InOrder reduces an element of each rank as the order contract of comm.Communicator says: in the order of
-// the ranks, rounded to the type at the end. Elements are bits.
+// InOrder reduces an element of each rank by the order contract of comm.Communicator: in rank order, rounded to the
+// type at the end. Elements are bits.
 func InOrder(dt dtype.DType, op reductions.Op, elements ...uint64) uint64 {
 	if len(elements) == 1 && dt != dtype.Bool {
 		return elements[0]
@@ -26,8 +26,8 @@ func InOrder(dt dtype.DType, op reductions.Op, elements ...uint64) uint64 {
 	return fromFloat(dt, sum)
 }
 
-// computed rounds to what the type is computed in. A sum, a product or a quotient of two numbers of 24 bits that
-// is rounded to 53 bits before is none the worse.
+// computed rounds to the type of the computation. A sum, product or quotient of two 24-bit numbers that is first
+// rounded to 53 bits rounds to the same 24-bit result.
 func computed(dt dtype.DType, v float64) float64 {
 	if dt == dtype.F64 {
 		return v
@@ -53,7 +53,7 @@ func intsInOrder(dt dtype.DType, op reductions.Op, elements []uint64) uint64 {
 }
 
 // Rough returns a period of a rank's input whose sums depend on their order: numbers of many exponents with full
-// mantissas, any bits now and then, zeros of both signs, and infinities, but no NaN. Of integers it is [Input].
+// mantissas, occasionally arbitrary bits, zeros of both signs, and infinities, but no NaN. For integers it is [Input].
 func Rough(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	if !dt.IsFloat() {
 		return Input(dt, op, rank, size)
@@ -99,10 +99,10 @@ func fromFloat(dt dtype.DType, v float64) uint64 {
 	return bits
 }
 
-// Ordered is what a reduction gives that keeps the order contract, one period of it.
+// Ordered is the expected result of a reduction by the order contract, one period of it.
 type Ordered struct {
 	dt    dtype.DType // type of the elements
-	bytes []byte      // what was reduced so far
+	bytes []byte      // the result so far
 }
 
 // NewOrdered reduces a period of inputs, by rank, element by element.
@@ -118,8 +118,8 @@ func NewOrdered(dt dtype.DType, op reductions.Op, inputs ...[]byte) *Ordered {
 	return o
 }
 
-// Check compares a result whose first element is number offset of the whole, and returns an error that shows the
-// first that differs. One NaN is as good as another.
+// Check compares a result whose first element is number offset of the whole, and returns an error that shows the first
+// difference. All NaNs are equal.
 func (o *Ordered) Check(got []byte, offset int) error {
 	size := o.dt.Size()
 	want := Tile(o.bytes, offset%Period*size, len(got))

@@ -1,5 +1,5 @@
-// Package reference has inputs of collectives, and what these must give, independently of
-// any backend: the same in every process.
+// Package reference has inputs of collectives and their expected results, independent of any backend and the same in
+// every process.
 package reference
 
 import (
@@ -13,13 +13,12 @@ import (
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// Period is the number of distinct elements in an input; longer ones repeat.
-// It is prime, so that an implementation which mixes up blocks (whose sizes
-// are anything but a multiple of it) computes something else.
+// Period is the number of distinct elements in an input; longer ones repeat. It is prime, so that an implementation
+// that mixes up blocks (whose sizes are hardly multiples of it) computes something else.
 const Period = 1009
 
-// mix hashes three numbers (SplitMix64's finalizer over a linear combination):
-// the only source of "random" data, the same in every process.
+// mix hashes three numbers (SplitMix64's finalizer over a linear combination). It is the only source of "random" data,
+// the same in every process.
 func mix(a, b, c uint64) uint64 {
 	x := a*0x9E3779B97F4A7C15 + b*0xC2B2AE3D27D4EB4F + c*0x165667B19E3779F9 + 0x27D4EB2F165667C5
 	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
@@ -44,7 +43,7 @@ func Payload(n int, keys ...int) []byte {
 	return Tile(block[:4093], 0, n)
 }
 
-// Tile returns n bytes of the endless repetition of block, from offset on.
+// Tile returns n bytes of the infinite repetition of block, beginning at offset.
 func Tile(block []byte, offset, n int) []byte {
 	return bytes.Repeat(block, n/len(block)+2)[offset%len(block):][:n]
 }
@@ -59,17 +58,17 @@ var precision = map[dtype.DType]int{
 	dtype.FP8E5M2: 3,
 }
 
-// inputs and results are those made so far, by reduction. The ranks of a process share them.
+// inputs and results are cached by reduction. The ranks of a process share them.
 var inputs, results sync.Map
 
-// reduction is what they are of; of a result, rank is 0.
+// reduction is a cache key; of a result, rank is 0.
 type reduction struct {
 	dt         dtype.DType   // type of the elements
 	op         reductions.Op // the operation
-	rank, size int           // whose result it is, and number of ranks
+	rank, size int           // of the input; number of ranks
 }
 
-// once returns what a map has, or what f makes.
+// once returns the cached value of a key, and calls f to make it.
 func once[T any](m *sync.Map, key reduction, f func() T) T {
 	v, ok := m.Load(key)
 	if !ok {
@@ -78,7 +77,7 @@ func once[T any](m *sync.Map, key reduction, f func() T) T {
 	return v.(T)
 }
 
-// Input returns one period of a rank's input to a reduction, encoded. Nobody changes it.
+// Input returns one period of a rank's input to a reduction, encoded. It must not be changed.
 func Input(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	return once(&inputs, reduction{dt, op, rank, size}, func() []byte {
 		return input(dt, op, rank, size)
@@ -99,10 +98,9 @@ func input(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	return out
 }
 
-// exactElement reports whether element i of a float input is chosen so that
-// every partial result, in any order, is representable: the reduction must
-// then be exact however often a backend rounds. The others carry full
-// mantissas and are compared with a tolerance.
+// exactElement reports whether element i of a float input is chosen so that every partial result, in any order, is
+// representable: the reduction must then be exact however often a backend rounds. Other elements have full mantissas
+// and are compared with a tolerance.
 func exactElement(dt dtype.DType, op reductions.Op, i int) bool {
 	switch op {
 	case reductions.Min, reductions.Max:
@@ -120,7 +118,7 @@ func floatInput(dt dtype.DType, op reductions.Op, rank, size int) []float64 {
 		h := mix(uint64(rank), uint64(i), 3)
 		sign := 1 - 2*float64(h&1)
 		if i%5 == 0 {
-			sign = 1 // sums that do not cancel tell Sum from Avg
+			sign = 1 // sums that do not cancel distinguish Sum from Avg
 		}
 		fraction := float64(h>>11) / (1 << 53) // [0, 1)
 		switch exact := exactElement(dt, op, i); {
@@ -172,8 +170,7 @@ func intInput(op reductions.Op, rank, i int) uint64 {
 	return h
 }
 
-// boolInput returns booleans, about half of whose reductions are true. Any byte
-// but zero is true, though 1 is what most of them are.
+// boolInput returns booleans, about half of whose reductions are true. Any nonzero byte is true; most of them are 1.
 func boolInput(op reductions.Op, rank, size int) []byte {
 	or := op == reductions.Sum || op == reductions.Max
 	out := make([]byte, Period)
@@ -190,12 +187,12 @@ func boolInput(op reductions.Op, rank, size int) []byte {
 	return out
 }
 
-// Result is what a reduction must give, one period of it.
+// Result is the expected result of a reduction, one period of it.
 type Result struct {
 	dt dtype.DType // type of the elements
-	// exact is the encoded result of types that have no tolerance.
+	// exact is the encoded result for types without a tolerance.
 	exact []byte
-	// value and tolerance describe the result of float types.
+	// value and tolerance describe the result for float types.
 	value, tolerance []float64
 }
 
@@ -340,14 +337,14 @@ func extended(x uint64, dt dtype.DType) uint64 {
 	return x
 }
 
-// Check compares a result whose first element is number offset of the whole, and returns how
-// many elements are wrong, and an error that shows the first.
+// Check compares a result whose first element is number offset of the whole. It returns the number of wrong elements,
+// and an error that shows the first.
 func (ref *Result) Check(got []byte, offset int) (wrong int, err error) {
 	size := ref.dt.Size()
 	if ref.exact != nil {
 		return Differences(got, Tile(ref.exact, offset%Period*size, len(got)), size)
 	}
-	// Backends mostly treat equal elements equally: then all repeats what is checked first.
+	// Backends mostly treat equal elements equally, so the rest mostly repeats the part that is checked first.
 	head := got[:min(len(got), Period*size)]
 	if wrong, err = ref.checkFloats(head, offset); wrong == 0 && !bytes.Equal(got[len(head):], got[:len(got)-len(head)]) {
 		return ref.checkFloats(got, offset)
@@ -368,8 +365,8 @@ func (ref *Result) checkFloats(got []byte, offset int) (wrong int, err error) {
 	return wrong, err
 }
 
-// Differences returns in how many elements of a size two encoded arrays differ, and an error
-// that shows the first.
+// Differences returns the number of elements of this size in which two encoded arrays differ, and an error that shows
+// the first.
 func Differences(got, want []byte, size int) (wrong int, err error) {
 	if bytes.Equal(got, want) {
 		return 0, nil

@@ -1,16 +1,16 @@
-// Package repeats has a log say what happens again and again, ever less often.
+// Package repeats makes a log report repeated events at increasing intervals.
 package repeats
 
 import "sync"
 
-// Log counts events, so that those of one class are logged the first, second, fourth, eighth … time. The zero value
-// has counted none.
+// Log counts events, so that the first, second, fourth, eighth … event of a class is logged. The zero value has
+// counted none.
 type Log struct {
 	mu    sync.Mutex     // guards times
 	times map[string]int // by class; nil before the first event; guarded by mu
 }
 
-// Count returns how often an event of a class has happened, this time included, and whether to log it.
+// Count returns how often an event of a class has happened, including this time, and whether to log it.
 func (l *Log) Count(class string) (times int, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -22,5 +22,5 @@ func (l *Log) Count(class string) (times int, due bool) {
 	return times, Due(times)
 }
 
-// Due reports whether to log an event that has happened so often.
+// Due reports whether to log an event that has happened this number of times.
 func Due(times int) bool { return times&(times-1) == 0 }

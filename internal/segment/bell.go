@@ -6,12 +6,12 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// Bell wakes up a process that sleeps until others have something for it. Its word is in the segment. A process arms
-// its bell, looks once more, and sleeps. The others write what they have, and ring: that costs them a look at the word
-// unless the bell is armed.
+// Bell wakes a process that sleeps until others have data for it. Its word is in the segment. A process arms its bell,
+// polls once more, and sleeps. The others write their data and ring, which only reads the word unless the bell is
+// armed.
 type Bell struct{ word *atomic.Uint32 }
 
-// BellBytes is the memory of a bell, which no other data shares a pair of cache lines with.
+// BellBytes is the size of a bell, including padding: no other data shares its pair of cache lines.
 const BellBytes = 128
 
 // States of a bell.
@@ -35,22 +35,22 @@ func (b Bell) Arm() {
 // Armed reports whether the bell is armed.
 func (b Bell) Armed() bool { return b.word.Load() == armed }
 
-// Mute has nobody ring the bell: its process looks by itself. It wakes up those of the process that sleep, as nobody
-// else will.
+// Mute keeps others from ringing the bell, because its process polls. It wakes the process's sleeping threads, as
+// nobody else will.
 func (b Bell) Mute() { b.Ring() }
 
-// Ring wakes up the process whose bell it is, if that is armed.
+// Ring wakes the process of the bell, if the bell is armed.
 func (b Bell) Ring() {
 	if b.word.Load() != quiet && b.word.Swap(quiet) != quiet {
 		b.wake()
 	}
 }
 
-// Rouse wakes up whoever sleeps, also if a process has ended between the two halves of Ring.
+// Rouse wakes all sleepers, even if a process ended between the two halves of Ring.
 func (b Bell) Rouse() {
 	b.word.Store(quiet)
 	b.wake()
 }
 
-// Sleep blocks a thread until the bell rings. It returns at once if that is not armed, and may return early.
+// Sleep blocks a thread until the bell rings. It returns at once if the bell is not armed, and may return early.
 func (b Bell) Sleep() { b.sleep() }

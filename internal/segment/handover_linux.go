@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// code authenticates who asks for a segment, or answers.
+// code authenticates a process that requests a segment, or the answer.
 func (o *Offer) code(role string) []byte {
 	key := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, o.Key[0]), o.Key[1])
 	mac := hmac.New(sha256.New, key)
@@ -33,22 +33,22 @@ const (
 	toServe = "serve"
 )
 
-// address is the name of the server's socket, which does not tell the key.
+// address returns the name of the server's socket, which does not reveal the key.
 func (o *Offer) address() *net.UnixAddr {
 	return &net.UnixAddr{Net: "unix", Name: "@tutti-" + hex.EncodeToString(o.code(toName)[:16])}
 }
 
 // Server hands a segment over to processes that have its offer.
 type Server struct {
-	offer    Offer             // of which fd is the segment
+	offer    Offer             // its segment is fd
 	listener *net.UnixListener // where processes ask for it
 
 	mu sync.Mutex // guards fd
 	fd int        // of the segment; -1 when closed; guarded by mu
 }
 
-// Serve makes a segment, all zero, and hands it over until the server is closed. Processes that have the segment then
-// keep it.
+// Serve makes a segment, all zero, and hands it over until the server is closed. Processes that have the segment keep
+// it.
 func Serve(bytes int) (*Server, []byte, error) {
 	s := &Server{}
 	var err error
@@ -56,7 +56,7 @@ func Serve(bytes int) (*Server, []byte, error) {
 		return nil, nil, err
 	}
 	var random [16]byte
-	_, _ = rand.Read(random[:]) // it never fails
+	_, _ = rand.Read(random[:]) // never fails
 	s.offer.Key[0] = binary.LittleEndian.Uint64(random[:])
 	s.offer.Key[1] = binary.LittleEndian.Uint64(random[8:])
 	if s.fd, err = create(bytes); err != nil {
@@ -77,7 +77,7 @@ func Serve(bytes int) (*Server, []byte, error) {
 	return s, memory, nil
 }
 
-// Offer returns what others need to join.
+// Offer returns the information for Join.
 func (s *Server) Offer() Offer { return s.offer }
 
 // Close ends the server.
@@ -95,7 +95,7 @@ func (s *Server) serve() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no file descriptor is left, for now
+		if err != nil { // no file descriptors are left for now
 			time.Sleep(acceptTime)
 			continue
 		}
@@ -103,7 +103,7 @@ func (s *Server) serve() {
 	}
 }
 
-// answer serves a connection. A process that may not have the segment gets nothing.
+// answer serves a connection. A process that is not authorized gets nothing.
 func (s *Server) answer(conn *net.UnixConn) {
 	defer conn.Close() //nolint:errcheck // nothing is lost
 	_ = conn.SetDeadline(time.Now().Add(handoverTime))
@@ -121,7 +121,7 @@ func (s *Server) answer(conn *net.UnixConn) {
 	}
 }
 
-// checkUser returns an error if the process at the other end of a connection is another user's.
+// checkUser returns an error if the process at the other end of a connection belongs to another user.
 func checkUser(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -143,7 +143,7 @@ func checkUser(conn *net.UnixConn) error {
 	return nil
 }
 
-// Join returns the segment of an offer, which has that many bytes.
+// Join returns the segment of an offer, which must have this many bytes.
 func Join(ctx context.Context, o Offer, bytes int) ([]byte, error) {
 	if o == (Offer{}) {
 		return nil, errNone
@@ -178,7 +178,7 @@ func Join(ctx context.Context, o Offer, bytes int) ([]byte, error) {
 	return mapMemory(fd, bytes)
 }
 
-// receive returns the file descriptor that comes with an answer.
+// receive returns the file descriptor in an answer.
 func receive(conn *net.UnixConn, want []byte) (fd int, err error) {
 	var answer [sha256.Size]byte
 	control := make([]byte, unix.CmsgSpace(4))

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Machine returns a number that processes have in common which may share memory: it is of the boot of the kernel, the
+// Machine returns a number that is equal for processes that may share memory. It is a hash of the kernel's boot, the
 // user, and the namespaces of users, processes, networks and IPC. It is not zero.
 func Machine() (uint64, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -26,7 +26,7 @@ func Machine() (uint64, error) {
 	return binary.LittleEndian.Uint64(hash.Sum(nil)) | 1, nil
 }
 
-// Probe returns why this process cannot share memory with others of its machine, nil if it can.
+// Probe returns the reason why this process cannot share memory with others of its machine, nil if it can.
 func Probe() error {
 	s, memory, err := Serve(os.Getpagesize())
 	if err != nil {

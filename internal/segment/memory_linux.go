@@ -11,7 +11,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
 // create makes sealed memory, all zero.
 func create(bytes int) (fd int, err error) {
-	// Beyond this limit the kernel does not only refuse, but sends a signal that ends the process.
+	// Beyond this limit the kernel not only refuses, but also sends a signal that ends the process.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && limit.Cur < uint64(bytes) {
 		return -1, fmt.Errorf("files are limited to %d bytes (ulimit -f), of %d", limit.Cur, bytes)
@@ -32,7 +32,7 @@ func create(bytes int) (fd int, err error) {
 	return fd, nil
 }
 
-// mapMemory maps memory, unless it has another size or may shrink.
+// mapMemory maps memory, if it has the right size and cannot shrink.
 func mapMemory(fd, bytes int) ([]byte, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
@@ -46,7 +46,7 @@ func mapMemory(fd, bytes int) ([]byte, error) {
 	return memory, os.NewSyscallError("mmap", err)
 }
 
-// Unmap gives this process's view of a segment up. Nobody may use it any more.
+// Unmap unmaps this process's view of a segment. Nobody may use it afterwards.
 func Unmap(memory []byte) {
 	_ = unix.Munmap(memory)
 }

@@ -15,7 +15,7 @@ func Machine() (uint64, error) { return 0, errNotLinux }
 // Probe returns an error.
 func Probe() error { return errNotLinux }
 
-// Server is none.
+// Server does not exist on this system.
 type Server struct{}
 
 // Serve returns an error.
@@ -23,7 +23,7 @@ func Serve(int) (*Server, []byte, error) {
 	return nil, nil, errNotLinux
 }
 
-// Offer returns none.
+// Offer returns the zero Offer.
 func (*Server) Offer() (o Offer) { return o }
 
 // Close does nothing.

@@ -7,24 +7,24 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// Ring carries bytes from one process, the writer, to another one, the reader, in their order. Each of them has a Ring
-// over the same memory. A Ring is for one goroutine at a time.
+// Ring carries bytes in order from one process, the writer, to another one, the reader. Each of them has a Ring over
+// the same memory. One goroutine may use a Ring at a time.
 //
-// The counts of bytes that were written and read are in the segment, for the other side. Each side trusts its own copy
-// of its count, and checks the other's.
+// The counts of bytes written and read are in the segment, for the other side. Each side trusts its own copy of its
+// count, and checks the other's.
 type Ring struct {
 	data    []byte         // a power of two
 	written *atomic.Uint64 // bytes that the writer has published
-	read    *atomic.Uint64 // bytes whose room the reader has freed
+	read    *atomic.Uint64 // bytes whose room the reader has released
 	starved *atomic.Uint32 // not zero: the writer waits for room
 
 	position uint64 // of this side, in bytes since the beginning; not all of it is published
 }
 
-// Lines of a ring's counts. No two of them share a pair of cache lines.
+// lineBytes separates a ring's counts: no two of them share a pair of cache lines.
 const lineBytes = 128
 
-// RingBytes is the memory of a ring of a capacity, a power of two.
+// RingBytes returns the size of a ring with this capacity, a power of two.
 func RingBytes(capacity int) int { return 3*lineBytes + capacity }
 
 // NewRing returns one side of a ring whose memory, zero at first, is at an address in a segment.
@@ -37,7 +37,7 @@ func NewRing(address uintptr, capacity int) *Ring {
 	}
 }
 
-// Room returns how many bytes the writer can write.
+// Room returns the number of bytes that the writer can write.
 func (r *Ring) Room() (int, error) {
 	inside := r.position - r.read.Load()
 	if inside > uint64(len(r.data)) {
@@ -46,7 +46,7 @@ func (r *Ring) Room() (int, error) {
 	return len(r.data) - int(inside), nil
 }
 
-// Write writes bytes, for which there is room. The reader sees them when they are published.
+// Write writes bytes, for which there must be room. The reader sees them after Publish.
 func (r *Ring) Write(b []byte) {
 	place := int(r.position) & (len(r.data) - 1)
 	n := copy(r.data[place:], b)
@@ -54,22 +54,22 @@ func (r *Ring) Write(b []byte) {
 	r.position += uint64(len(b))
 }
 
-// Skip leaves bytes out, on both sides.
+// Skip skips bytes, on either side.
 func (r *Ring) Skip(n int) {
 	r.position += uint64(n)
 }
 
-// Publish shows the reader what was written.
+// Publish makes written bytes visible to the reader.
 func (r *Ring) Publish() {
 	r.written.Store(r.position)
 }
 
-// Starve notes that the writer waits for room. The writer looks for it once more then.
+// Starve records that the writer waits for room. The writer must check the room once more afterwards.
 func (r *Ring) Starve() {
 	r.starved.Store(1)
 }
 
-// Available returns how many bytes the reader can read.
+// Available returns the number of bytes that the reader can read.
 func (r *Ring) Available() (int, error) {
 	n := r.written.Load() - r.position
 	if n > uint64(len(r.data)) {
@@ -78,7 +78,7 @@ func (r *Ring) Available() (int, error) {
 	return int(n), nil
 }
 
-// Read reads bytes, no more than are available.
+// Read reads bytes, at most those available.
 func (r *Ring) Read(b []byte) {
 	place := int(r.position) & (len(r.data) - 1)
 	n := copy(b, r.data[place:])
@@ -86,7 +86,7 @@ func (r *Ring) Read(b []byte) {
 	r.position += uint64(len(b))
 }
 
-// Release gives the room of what was read back, and reports whether the writer waits for it.
+// Release releases the room of the bytes read, and reports whether the writer waits for it.
 func (r *Ring) Release() (starved bool) {
 	r.read.Store(r.position)
 	return r.starved.Load() != 0 && r.starved.Swap(0) != 0

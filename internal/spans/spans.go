@@ -1,28 +1,28 @@
-// Package spans finds ranges of memory that overlap.
+// Package spans finds overlapping ranges of memory.
 package spans
 
 import "math/bits"
 
 // Set is a set of ranges of memory, each with a value. The zero value is empty. The cost of a call grows with the
-// logarithm of the number of ranges. The set keeps its memory.
+// logarithm of the number of ranges. The set reuses its memory.
 //
-// It is a treap: a tree in the order of the ranges' beginnings, which priorities without a pattern keep balanced. Each
-// node knows the farthest end below it.
+// It is a treap: a tree in the order of the ranges' beginnings, balanced by pseudorandom priorities. Each node knows
+// the highest end below it.
 type Set[T any] struct {
-	nodes []node[T] // by place, of which the first stands for no node; nil before the first Insert
-	root  int32     // place; 0 of an empty set
+	nodes []node[T] // the first one stands for no node; nil before the first Insert
+	root  int32     // place of the root; 0 for an empty set
 	free  int32     // place of a node without a range, 0 for none; left leads to the next
 }
 
 type node[T any] struct {
-	from, to    uintptr // first address of the range, and the one behind its last
+	from, to    uintptr // first address of the range, and the address after the last
 	farthest    uintptr // the latest end in this tree
-	value       T       // what is found by it
+	value       T       // the range's value
 	left, right int32   // places; 0 for none
-	priority    uint32  // mixed from its place; no child has a higher one
+	priority    uint32  // derived from the place; no child has a higher one
 }
 
-// Insert adds a range that is not empty, and returns the place to remove it by, which is not 0.
+// Insert adds a range that is not empty, and returns its place for Remove, which is not 0.
 func (s *Set[T]) Insert(from, to uintptr, value T) (place int32) {
 	if s.nodes == nil {
 		s.nodes = make([]node[T], 1, 4)
@@ -53,7 +53,7 @@ func (s *Set[T]) Remove(place int32) {
 	s.free = place
 }
 
-// Overlaps reports whether a range has a byte in common with one in the set whose value is accepted.
+// Overlaps reports whether a range has a byte in common with a range in the set whose value is accepted.
 func (s *Set[T]) Overlaps(from, to uintptr, accept func(T) bool) bool {
 	return from < to && s.overlaps(s.root, from, to, accept)
 }
@@ -78,7 +78,7 @@ func (s *Set[T]) overlaps(tree int32, from, to uintptr, accept func(T) bool) boo
 	return false
 }
 
-// before reports whether one node is in front of another.
+// before reports whether one node sorts before another.
 func (s *Set[T]) before(a, b int32) bool {
 	if s.nodes[a].from != s.nodes[b].from {
 		return s.nodes[a].from < s.nodes[b].from
@@ -139,7 +139,7 @@ func (s *Set[T]) remove(tree, place int32) int32 {
 	return tree
 }
 
-// merge returns a tree of two, of which all of the first is before the second.
+// merge returns the union of two trees, if all of the first sorts before the second.
 func (s *Set[T]) merge(first, second int32) int32 {
 	if first == 0 {
 		return second
@@ -159,7 +159,7 @@ func (s *Set[T]) merge(first, second int32) int32 {
 	return second
 }
 
-// update finds the farthest end in a tree whose children know theirs.
+// update finds the highest end in a tree whose children know theirs.
 func (s *Set[T]) update(tree int32) {
 	t := &s.nodes[tree]
 	t.farthest = max(t.to, s.nodes[t.left].farthest, s.nodes[t.right].farthest)

@@ -1,4 +1,4 @@
-// Package sparsity names the patterns and the codecs of package sparse, for those that go through all of them: its
+// Package sparsity names the patterns and codecs of package sparse, for code that iterates over all of them: its
 // engine, the command, and tests.
 package sparsity
 
@@ -11,13 +11,13 @@ const (
 	Gtopk           = "gtopk"           // Shi et al., ICDCS 2019
 	TopkSA          = "topkSA"          // the split allreduce of SparCML, Renggli et al., SC 2019
 	Gaussiank       = "gaussiank"       // Shi et al., 2019
-	GaussiankConcat = "gaussiankconcat" // the same: here every list is one message of indices and values
+	GaussiankConcat = "gaussiankconcat" // the same; every list here is one message of indices and values
 	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
 	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
 	Chunked         = "chunked"         // exact top-k of each chunk, allgather
 )
 
-// Auto is the pattern whose steps are the fastest, which the ranks measure.
+// Auto is the pattern that the ranks choose by measuring which steps are fastest.
 const Auto = "auto"
 
 // Patterns returns the names of all patterns, dense first.
@@ -26,10 +26,10 @@ func Patterns() []string {
 		Oktopk, Chunked}
 }
 
-// NeedsHost reports whether a step of a pattern waits for the device, on one that has streams, because the host needs
-// lengths to size messages. The others only submit work, and can be captured in a graph unless an error of the host
-// follows from a gradient that is not finite. [Auto] may be any of them. Of [Oktopk] not all steps wait, but what the
-// host reads of one leads the next, so none can be captured.
+// NeedsHost reports whether a step of a pattern waits for the device, if it has streams, because the host needs
+// lengths to size messages. Other patterns only submit work, and can be captured in a graph unless a gradient that is
+// not finite makes the host return an error. [Auto] may be any pattern. Not all steps of [Oktopk] wait, but the host's
+// reads in one step determine the next, so no step can be captured.
 func NeedsHost(pattern string) bool {
 	switch pattern {
 	case TopkSA, GaussiankSA, Oktopk, Auto:
@@ -38,20 +38,20 @@ func NeedsHost(pattern string) bool {
 	return false
 }
 
-// The codecs of values. Bytes are those of an entry where 1 % are selected, its index included.
+// The codecs of values, with the bytes of an entry at 1 % density, including its index.
 const (
-	F32      = "f32"      // as they are, and indices as well: 8 bytes, and nothing to encode
-	Lossless = "lossless" // as they are, behind indices at their entropy: 5.0 bytes
+	F32      = "f32"      // unchanged, with plain indices: 8 bytes, nothing to encode
+	Lossless = "lossless" // unchanged, with entropy-coded indices: 5.0 bytes
 	BF16     = "bf16"     // rounded to 8 bits of precision: 3.0
 	F16      = "f16"      // rounded to 11 bits of precision, and to 65504: 3.0
 	FP8      = "fp8"      // E4M3, scaled by blocks of 64: 2.1
 	I8       = "i8"       // 8 bits, scaled by blocks of 64: 2.1
 	I4       = "i4"       // 4 bits, scaled by blocks of 64: 1.6
-	I2       = "i2"       // 2 bits, one of four bins of 4096 values, whose means travel: 1.3
+	I2       = "i2"       // 2 bits, one of four bins of 4096 values, whose means are sent: 1.3
 	Bit      = "1bit"     // signs, and mean magnitudes of blocks of 64; for the dense pattern
 )
 
-// Values returns the names of the codecs of values, from the most bytes to the least.
+// Values returns the names of the codecs, by decreasing size.
 func Values() []string {
 	return []string{F32, Lossless, BF16, F16, FP8, I8, I4, I2, Bit}
 }

@@ -1,5 +1,5 @@
-// Package stages tells benchmarks when the work of each stage of a sparse step has been submitted, so that they can
-// record events between them. Packages sparse and ddp take the observer from the context of a step.
+// Package stages reports to benchmarks when the work of each stage of a sparse step has been submitted, so that they
+// can record events in between. Packages sparse and ddp take the observer from the context of a step.
 package stages
 
 import "context"
@@ -8,14 +8,14 @@ import "context"
 type Stage uint8
 
 const (
-	Selected  Stage = iota // the gradient is added, and the entries are selected
-	Exchanged              // the result is there, as lists
+	Selected  Stage = iota // the gradient is added and the entries are selected
+	Exchanged              // the result is available as lists
 	Finished               // the result is written to the tensor
 )
 
-// Observer is called when the work of a stage has been submitted: of a bucket of package ddp, or bucket 0 of a tensor
-// of package sparse. stream is where Selected and Finished are worked on; Exchanged is on the communicator's. It may
-// run on another goroutine, one call at a time.
+// Observer is called when the work of a stage has been submitted, with a bucket of package ddp, or 0 for a tensor of
+// package sparse. stream is the stream of Selected and Finished; Exchanged is on the communicator's stream. Calls may
+// come from another goroutine, one at a time.
 type Observer func(bucket int, s Stage, stream uintptr)
 
 type key struct{}

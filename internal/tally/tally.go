@@ -3,12 +3,11 @@ package tally
 
 import "sync/atomic"
 
-// Tally tells how many operations have begun, and how many of these, the first ones,
-// have ended. Begin and End are called under a lock of their owner's; anyone may ask at
-// any time. The zero value is ready.
+// Tally counts operations that have begun, and the leading ones of these that have ended. Begin and End are called
+// under a lock of the owner; the other methods may be called at any time. The zero value is ready.
 type Tally struct {
-	begun, ended atomic.Uint64 // operations that have begun, and those of the first ones that have ended
-	late         []bool        // which of those from ended on have
+	begun, ended atomic.Uint64 // operations begun, and leading operations ended
+	late         []bool        // of the operations from ended on, which have ended
 }
 
 // Begin returns the number of an operation, from 0.
@@ -35,12 +34,12 @@ func (t *Tally) End(number uint64) {
 	}
 }
 
-// Begun is how many operations have begun.
+// Begun returns the number of operations that have begun.
 func (t *Tally) Begun() uint64 {
 	return t.begun.Load()
 }
 
-// Ended is how many of the first ones have ended.
+// Ended returns the number of leading operations that have ended.
 func (t *Tally) Ended() uint64 {
 	return t.ended.Load()
 }

@@ -1,4 +1,4 @@
-// Package waiting bounds waits for other processes, and has them say what they wait for.
+// Package waiting bounds waits for other processes, and reminds them to say what they wait for.
 package waiting
 
 import (
@@ -32,19 +32,19 @@ func Bounded(ctx context.Context, limit time.Duration) (context.Context, context
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
-// Over reports whether ctx has ended, or its deadline has passed: system calls that have the same deadline may fail a
-// moment before ctx says so.
+// Over reports whether ctx has ended, or its deadline has passed: system calls with the same deadline may fail a
+// moment before ctx ends.
 func Over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// Reminder tells when a wait is to say what it waits for: after 2 s, and then ever less often.
+// Reminder reminds a wait to say what it waits for: after 2 s, and then at increasing intervals.
 type Reminder struct {
-	C     <-chan time.Time // gets a time whenever the wait is to say something
-	timer *time.Timer      // behind C
+	C     <-chan time.Time // receives a time at each reminder
+	timer *time.Timer      // the source of C
 	began time.Time        // when the wait began
-	pause time.Duration    // until the next time; doubles up to longest
+	pause time.Duration    // until the next reminder; doubles up to longest
 }
 
 // Remind begins a wait.
@@ -58,7 +58,7 @@ func Remind() *Reminder {
 	}
 }
 
-// Next sets the time of the next value of C, and returns how long the wait has taken.
+// Next sets the time of the next reminder, and returns how long the wait has lasted.
 func (r *Reminder) Next() (waited time.Duration) {
 	r.pause = min(2*r.pause, longest)
 	r.timer.Reset(r.pause)

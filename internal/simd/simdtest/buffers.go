@@ -21,7 +21,7 @@ func NewRand() *rand.Rand {
 	return rand.New(rand.NewPCG(Seed, Seed))
 }
 
-// Special returns bit patterns that arithmetic treats apart.
+// Special returns bit patterns with special arithmetic.
 func Special(k dtype.DType) []uint64 {
 	top := uint64(1) << (8*k.Size() - 1)
 	patterns := []uint64{0, 1, top, top - 1, top | 1, 2*top - 1}

@@ -8,10 +8,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// The reference computes one element at a time, on bits that are widened to
-// uint64, and shares no code with what it tests.
+// The reference computes one element at a time, on bits that are widened to uint64, and shares no code with the code
+// under test.
 
-// IsNaN reports whether any of the bits are those of a NaN.
+// IsNaN reports whether any of the elements is a NaN.
 func IsNaN(k dtype.DType, elements ...uint64) bool {
 	return slices.ContainsFunc(elements, func(bits uint64) bool {
 		return math.IsNaN(Decode(k, bits))
@@ -54,8 +54,7 @@ func Decode(k dtype.DType, bits uint64) float64 {
 	return decodeSmall(bits, 4, 3)
 }
 
-// decodeSmall reads a format of a sign, exponent and mantissa by the
-// definition of IEEE 754.
+// decodeSmall decodes a format with sign, exponent and mantissa by the definition of IEEE 754.
 func decodeSmall(bits uint64, exponentBits, mantissaBits int) float64 {
 	bias := 1<<(exponentBits-1) - 1
 	exponent := int(bits>>mantissaBits) & (1<<exponentBits - 1)
@@ -111,8 +110,7 @@ func ascending(k dtype.DType, last uint64) []float64 {
 	return values
 }
 
-// Nearest finds the nearest value of a small format by searching all of
-// them; of two that are equally near, the one with an even pattern.
+// Nearest finds the nearest value of a small format by searching all of them, with ties to the even pattern.
 func Nearest(k dtype.DType, v float64) uint64 {
 	sign := uint64(0)
 	if math.Signbit(v) {

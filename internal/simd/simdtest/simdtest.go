@@ -1,6 +1,5 @@
-// Package simdtest is what the tests of all packages with assembly need: both
-// paths through the code, buffers with guarded ends, and a reference for the
-// element types' arithmetic.
+// Package simdtest has common parts of the tests of packages with assembly: both code paths, buffers with guarded
+// ends, and a reference for the element types' arithmetic.
 package simdtest
 
 import (
@@ -9,8 +8,7 @@ import (
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// EachPath runs a test over the portable code and, where the processor can,
-// over the assembly.
+// EachPath runs a test over the portable code and, if the processor supports it, over the assembly.
 func EachPath(t *testing.T, test func(t *testing.T)) {
 	detected := simd.AVX2
 	t.Cleanup(func() { simd.AVX2 = detected })
