@@ -3,10 +3,12 @@ package cuda
 import (
 	"fmt"
 	"iter"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -106,6 +108,15 @@ func buildStandIn(t *testing.T, flags ...string) string {
 // their PTX.
 func buildEmulator(t *testing.T) string {
 	t.Helper()
+	object, err := cc.Build(t, "clang-16", "testdata/emulator.cpp", sharedConstants(), "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off",
+		"-fno-exceptions", "-fno-rtti", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-c")
+	require.NoError(t, err)
+	return object
+}
+
+// sharedConstants is assertions in C++ that structures and constants are those of the kernels. It is always the same
+// text: what has been compiled with it serves the next run.
+func sharedConstants() string {
 	var text strings.Builder
 	equal := func(expression string, value int) {
 		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", expression, value, expression)
@@ -124,17 +135,20 @@ func buildEmulator(t *testing.T) string {
 	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
 	equal("pick_blocks", picksPerSM)
 	equal("fixed_tile::elements", fixedTile)
-	for structure, parameters := range kernelStructures {
+	for _, structure := range slices.Sorted(maps.Keys(kernelStructures)) {
+		parameters := kernelStructures[structure]
 		equal(fmt.Sprintf("sizeof(%s)", structure), int(parameters.Size()))
-		for field, offset := range offsets(parameters) {
-			equal(fmt.Sprintf("__builtin_offsetof(%s, %s)", structure, field), int(offset))
+		fields := offsets(parameters)
+		for _, field := range slices.Sorted(maps.Keys(fields)) {
+			equal(fmt.Sprintf("__builtin_offsetof(%s, %s)", structure, field), int(fields[field]))
 		}
 	}
 	fmt.Fprintf(&text, "static_assert(sizeof(control) <= %d, \"the control does not fit\");\n", controlBytes)
-	object, err := cc.Build(t, "clang-16", "testdata/emulator.cpp", text.String(), "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off",
-		"-fno-exceptions", "-fno-rtti", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-c")
-	require.NoError(t, err)
-	return object
+	return text.String()
+}
+
+func TestSharedConstantsAreOneText(t *testing.T) {
+	assert.Equal(t, sharedConstants(), sharedConstants())
 }
 
 // kernelStructures are the structures that kernels have as their parameter, and what Go has for them.
