@@ -70,7 +70,9 @@ func (p *probe) calls() int {
 	switch {
 	case p.Calls > 0:
 		return p.Calls
-	case (p.extended || thorough) && !race.Enabled:
+	case race.Enabled:
+		return manyCalls / 64
+	case p.extended || thorough:
 		return manyCalls
 	}
 	return manyCalls / 16

@@ -41,7 +41,7 @@ var movementCases = func() []testCase {
 
 // matrix runs the collective for all types, counts and placements.
 func (m movement) matrix(p *probe) {
-	for _, dt := range dtype.All() {
+	for _, dt := range types() {
 		b := p.batch(p.c)
 		for i, n := range p.counts(m.parts(p.size), int(dt)%3 == 0) {
 			l := plain(m.name, "", n, dt)

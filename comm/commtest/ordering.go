@@ -45,7 +45,7 @@ func identity(p *probe) {
 // zeroCounts calls everything with nothing to move.
 func zeroCounts(p *probe) {
 	zeros := make([]int, p.size)
-	for _, dt := range dtype.All() {
+	for _, dt := range types() {
 		for _, call := range everyCollective(operands{dt: dt, counts: zeros, displs: zeros}) {
 			if call.Op.Reduces() && !p.reduces(dt, comm.Max) {
 				continue

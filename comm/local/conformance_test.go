@@ -15,9 +15,12 @@ var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 // TestConformance runs the suite; with TUTTI_EXTENDED set, more of it, and in more worlds.
 func TestConformance(t *testing.T) {
-	if extended {
+	switch {
+	case extended:
 		conformance(t, 1, 2, 3, 4, 8)
-	} else {
+	case testing.Short():
+		conformance(t, 3)
+	default:
 		conformance(t, 1, 3, 4)
 	}
 }
