@@ -155,7 +155,7 @@ func TestRankLifecycle(t *testing.T) {
 // allocation in any of them, and no growth of the process.
 func TestRankSteadyState(t *testing.T) {
 	const windows = 10
-	warmUp, rounds, limit := 500, 500, int64(2<<20)
+	warmUp, rounds, limit := 200, 200, int64(2<<20)
 	if extended {
 		warmUp, rounds, limit = 2000, 2000, 4<<20
 	}

@@ -464,7 +464,7 @@ func together(t *testing.T, groups []*peers.Group, done func(rank int) uint64) {
 func TestWritesOfAbortsAtTheSameTime(t *testing.T) {
 	sizes := []int{2, 64}
 	if !testing.Short() { // the race detector takes ten seconds of a processor for that
-		sizes = append(sizes, 512)
+		sizes = append(sizes, 256)
 	}
 	for _, size := range sizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
