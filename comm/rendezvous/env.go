@@ -88,8 +88,8 @@ type launcher struct {
 //
 // Open MPI's mpirun draws a random key, by which transports keep jobs apart. Hydra, MPICH's
 // launcher, has no name for the job, but its processes on one host inherit one socket, to
-// the launcher's proxy. MVAPICH's own launcher sets no PMI_RANK. jsrun sets Open MPI's variables as well for programs of
-// IBM's MPI.
+// the launcher's proxy. MVAPICH's own launcher sets no PMI_RANK. For programs of IBM's MPI, jsrun sets Open MPI's
+// variables as well.
 var launchers = []launcher{
 	{
 		name: "tutti", rank: "TUTTI_RANK", size: "TUTTI_WORLD_SIZE",
@@ -129,10 +129,10 @@ var launchers = []launcher{
 	},
 }
 
-// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux, PMI launchers (MPICH, Intel MPI), MVAPICH
-// and IBM's jsrun, in this order. Without any, the process is a job of one; so is a Slurm batch script that does not use
-// srun. If other variables say that the process is one of several ranks, as those of PMIx and of Cray's launchers do
-// without the size, the error is [ErrEnvironment]. getenv is os.Getenv or a stand-in.
+// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux, PMI launchers (MPICH, Intel MPI),
+// MVAPICH and IBM's jsrun, in this order. Without any, the process is a job of one; so is a Slurm batch script that
+// does not use srun. If other variables say that the process is one of several ranks, as those of PMIx and of Cray's
+// launchers do without the size, the error is [ErrEnvironment]. getenv is os.Getenv or a stand-in.
 //
 // The secret is TUTTI_SECRET, which must be the same in all processes, or the content of the file TUTTI_SECRET_FILE,
 // or the random key of Open MPI's mpirun, together with the launcher's name for the job. If there is only the name

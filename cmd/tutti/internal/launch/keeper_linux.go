@@ -36,8 +36,9 @@ func adoptOrphans() error {
 // outermost is the name of the process that a launcher starts for a rank.
 const outermost = guardName
 
-// guard starts a keeper, and kills what it has left of its rank when it was killed: that has become this process's child
-// ([adoptOrphans]), whether the launcher lives or not. A process that this one may not kill, or that does not end, is left.
+// guard starts a keeper, and kills what it has left of its rank when it was killed, whether the launcher lives or not:
+// all of that has become this process's ([adoptOrphans]). A process that this one may not kill, or that does not end,
+// is left.
 func guard(report *os.File) error {
 	if err := adoptOrphans(); err != nil {
 		return err
@@ -76,13 +77,13 @@ func awaitChild(child int) {
 }
 
 // killOrphans kills all descendants of this process, and returns false if there are none that it may kill.
-func killOrphans() (some bool) {
+func killOrphans() (killed bool) {
 	for _, p := range descendants(os.Getpid()) {
 		if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
-			some = true
+			killed = true
 		}
 	}
-	return some
+	return killed
 }
 
 // reapOrphans reaps the children of this process that have ended, and returns false if no others are left.
@@ -95,8 +96,13 @@ func reapOrphans() (left bool) {
 	}
 }
 
-// kill kills the rank's keeper and all of the rank, whose guard takes note. A user may have stopped either.
+// kill kills the rank's keeper and all of the rank, and has the guard go on: a user may have stopped either.
 func (p *process) kill() {
+	select {
+	case <-p.gone: // the guard's number may be another process's
+		return
+	default:
+	}
 	for _, e := range descendants(p.pid()) {
 		_ = syscall.Kill(e.pid, syscall.SIGKILL)
 	}

@@ -341,7 +341,34 @@ func withWord(t *testing.T, text string) (all []string) {
 	return all
 }
 
-// A keeper that a user has stopped does not hold up the end.
+// A keeper, a guard or both that a user has stopped do not hold up the end.
+func TestStoppedKeepers(t *testing.T) {
+	for name, chosen := range map[string][2]bool{"keeper": {true, false}, "guard": {false, true}, "both": {true, true}} {
+		t.Run(name, func(t *testing.T) {
+			left := mark(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			s := shell(t, ctx, `echo $PPID; setsid sleep 1000 & trap "" TERM; while :; do sleep 0.05; done`, func(c *Config) {
+				c.Grace = 300 * time.Millisecond
+			})
+			s.says(t, "\n")
+			var pid int
+			_, err := fmt.Sscanf(s.out.String(), "[0] %d", &pid)
+			require.NoError(t, err)
+			keeper, ok := newPlace(t, pid)
+			require.True(t, ok)
+			for i, pid := range []int{keeper.pid, keeper.parent} {
+				if chosen[i] {
+					require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+				}
+			}
+			cancel(Signaled(syscall.SIGTERM))
+			assert.Equal(t, 143, ended(t, s.wait(t)).Code)
+			assert.Empty(t, left())
+		})
+	}
+}
+
+// A rank that a user has stopped does not hold up the end.
 func TestAStoppedRank(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := shell(t, ctx, `trap 'echo saved; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done`, one)

@@ -322,8 +322,8 @@ func (p *process) watch() {
 // separate gives a process its own group: what a terminal sends comes from the launcher alone.
 func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// newCommand is the command of a rank's first process of this program's. A program that does not call [Keep] would start
-// one after the other.
+// newCommand is the command of a rank's guard, or keeper. A program that does not call [Keep] would start one after the
+// other.
 func newCommand() (*exec.Cmd, error) {
 	if os.Args[0] == outermost || os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")

@@ -112,8 +112,8 @@ func (o *outlet) room() int {
 	return runningRoom
 }
 
-// close waits until all is written, or until the reader has read nothing for a time, and returns how many bytes it has not
-// taken.
+// close waits until all is written, or until the reader has read nothing for so long, and returns how many bytes it has
+// not taken.
 func (o *outlet) close(limit time.Duration) (lost int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
