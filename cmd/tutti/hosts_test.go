@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -268,20 +269,35 @@ func TestARankOfAHostFails(t *testing.T) {
 	assert.Regexp(t, `^tutti: rank 3 on .*: exit status 7\n$`, stderr)
 }
 
-// A job whose output is not read meanwhile ends as its ranks did.
+// A job whose output is not read meanwhile ends as its ranks did, also where it is more than this launcher keeps.
 func TestHostsWhoseOutputIsNotRead(t *testing.T) {
-	t.Parallel()
-	for _, code := range []int{0, 7} {
-		body := fmt.Sprintf(`head -c 1150000 /dev/zero | tr '\0' x | fold -w 99 >&2; exit %d`, code)
-		cmd, _ := spreadJob(t, fakeSSH, "--no-prefix", "--hosts", "localhost", "sh", "-c", body)
-		read, write, err := os.Pipe()
-		require.NoError(t, err)
-		cmd.Stderr = write
-		require.NoError(t, cmd.Start())
-		require.NoError(t, write.Close())
-		_ = cmd.Wait()
-		assert.Equal(t, code, cmd.ProcessState.ExitCode())
-		require.NoError(t, read.Close())
+	for _, bytes := range []int{1_150_000, 1_500_000} {
+		for _, code := range []int{0, 7} {
+			t.Run(fmt.Sprint(bytes, code), func(t *testing.T) {
+				t.Parallel()
+				body := fmt.Sprintf(`head -c %d /dev/zero | tr '\0' x | fold -w 99 >&2; exit %d`, bytes, code)
+				cmd, _ := spreadJob(t, fakeSSH, "--no-prefix", "--hosts", "localhost", "sh", "-c", body)
+				read, write, err := os.Pipe()
+				require.NoError(t, err)
+				cmd.Stderr = write
+				require.NoError(t, cmd.Start())
+				require.NoError(t, write.Close())
+				ended := make(chan struct{})
+				go func() {
+					_ = cmd.Wait()
+					close(ended)
+				}()
+				select {
+				case <-ended:
+					assert.Equal(t, code, cmd.ProcessState.ExitCode())
+				case <-time.After(time.Minute):
+					assert.Fail(t, "the job does not end")
+					_ = cmd.Process.Kill()
+					<-ended
+				}
+				require.NoError(t, read.Close())
+			})
+		}
 	}
 }
 
@@ -446,7 +462,8 @@ func hang(t *testing.T, script string, kind []string, host int) {
 	t.Parallel()
 	alive := filepath.Join(t.TempDir(), "alive")
 	require.NoError(t, syscall.Mkfifo(alive, 0o600))
-	body := `exec 3> "$0"; read -r _ _ _ launcher _ < /proc/$PPID/stat; echo "$TUTTI_RANK $launcher"; while :; do sleep 0.1; done`
+	body := `exec 3> "$0"; read -r _ _ _ guard _ < /proc/$PPID/stat; read -r _ _ _ launcher _ < /proc/$guard/stat
+		echo "$TUTTI_RANK $launcher"; while :; do sleep 0.1; done`
 	args := slices.Concat(kind, []string{"--no-prefix", "--grace", "5s", "--hosts", "a.invalid,b.invalid", "sh", "-c", body, alive})
 	cmd, _ := spreadJob(t, script, args...)
 	stdout, err := cmd.StdoutPipe()

@@ -128,7 +128,7 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 		end = &End{Text: strings.TrimPrefix(err.Error(), "launch: "), Code: 1}
 	}
 	text, _ = json.Marshal(end)
-	report(cfg.Err, reportEnded, string(text))
+	reportEnd(cfg.Err, string(text))
 	if err == nil {
 		return nil
 	}
@@ -137,6 +137,20 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 
 // report writes a report, in one piece.
 func report(to io.Writer, kind, value string) { fmt.Fprintf(to, "%s%s %s\n", marker, kind, value) }
+
+// reportEnd reports how the job has ended. The launcher that has started this one may not read now, as nobody reads its
+// own output; it reads on when this one has ended, whose exit code says as much.
+func reportEnd(to io.Writer, end string) {
+	reported := make(chan struct{})
+	go func() {
+		report(to, reportEnded, end)
+		close(reported)
+	}()
+	select {
+	case <-reported:
+	case <-time.After(lastWord):
+	}
+}
 
 // beat says again and again that this launcher runs.
 func beat(ctx context.Context, to io.Writer, every time.Duration) {

@@ -744,7 +744,17 @@ func (s *spread) result() End {
 	case first.excused: // it was told before it had the job's store
 		return End{Text: Signaled(s.ordered).Error(), Code: 128 + int(s.ordered), Signal: s.ordered}
 	}
-	return End{Text: first.lost(), Code: 1}
+	return End{Text: first.lost(), Code: first.exitCode()}
+}
+
+// exitCode is the job's, by the exit of a launcher that has not said how the job has ended.
+func (h *remote) exitCode() int {
+	const ofSSH = 255 // if the connection fails
+	code := h.state.ExitCode()
+	if code <= 0 || code >= ofSSH {
+		return 1
+	}
+	return code
 }
 
 // unended describes the end of a job some of whose launchers do not end.
