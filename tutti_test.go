@@ -252,6 +252,28 @@ func TestLaunchersAreNamed(t *testing.T) {
 	}
 }
 
+// The processes of an MPI's launcher communicate over MPI, and those of others over TCP.
+func TestBackendsOfLaunchers(t *testing.T) {
+	for _, c := range []struct{ rank, size, want string }{
+		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpi"},
+		{"PMI_RANK", "PMI_SIZE", "mpi"},
+		{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "mpi"},
+		{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "tcp"},
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "tcp"},
+		{"RANK", "WORLD_SIZE", "tcp"},
+	} {
+		t.Run(c.rank, func(t *testing.T) {
+			noLauncher(t)
+			t.Setenv("MASTER_ADDR", "127.0.0.1")
+			t.Setenv("MASTER_PORT", "29400")
+			t.Setenv(c.rank, "0")
+			t.Setenv(c.size, "2")
+			err := tutti.Config{Ranks: 3}.Run(t.Context(), func(context.Context, tutti.Rank) error { return nil })
+			assert.ErrorContains(t, err, "3 ranks over "+c.want+", but there is a process for each of 2")
+		})
+	}
+}
+
 // A network of the program's makes a world of one rank or goroutines, and a world over TCP where a launcher has started several, also
 // under mpirun.
 func TestNetwork(t *testing.T) {
