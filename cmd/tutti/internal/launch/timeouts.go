@@ -53,7 +53,7 @@ const (
 	killTime = 10 * time.Millisecond
 	// orphanTime bounds how long a guard waits for the ends of processes that it has killed, whose keeper was killed: one
 	// that waits for a disk does not end.
-	orphanTime = time.Second
+	orphanTime = 3 * time.Second
 	// lateTime is how long ranks may go on after one has ended with success, until that is said.
 	lateTime = 4 * time.Second
 )
