@@ -319,8 +319,8 @@ func TestHostsHaveUserSignals(t *testing.T) {
 	}
 }
 
-// sshServer starts a server of ssh for this test, and returns a client of it.
-func sshServer(t *testing.T) (script string) {
+// sshFiles makes the settings of a server and a client of ssh. The script is such a client.
+func sshFiles(t *testing.T, address, port string) (server, dir, script string) {
 	t.Helper()
 	server, err := exec.LookPath("/usr/sbin/sshd")
 	if err != nil {
@@ -332,21 +332,28 @@ func sshServer(t *testing.T) (script string) {
 	}
 	who, err := user.Current()
 	require.NoError(t, err)
-	dir := t.TempDir()
+	dir = t.TempDir()
 	for _, name := range []string{"host", "key"} {
 		out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	_, port, _ := strings.Cut(jobtest.Address(t, 1), ":")
-	settings := fmt.Sprintf("Port %s\nListenAddress 127.0.0.1\nHostKey %s/host\nAuthorizedKeysFile %s/key.pub\n"+
-		"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\n", port, dir, dir)
+	settings := fmt.Sprintf("Port %s\nListenAddress %s\nHostKey %s/host\nAuthorizedKeysFile %s/key.pub\n"+
+		"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\n", port, address, dir, dir)
 	require.NoError(t, os.WriteFile(dir+"/sshd", []byte(settings), 0o600))
-	settings = fmt.Sprintf("Host a.invalid b.invalid\nHostName 127.0.0.1\nPort %s\nUser %s\nIdentityFile %s/key\nIdentitiesOnly yes\n"+
-		"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n", port, who.Username, dir)
+	settings = fmt.Sprintf("Host a.invalid b.invalid\nHostName %s\nPort %s\nUser %s\nIdentityFile %s/key\nIdentitiesOnly yes\n"+
+		"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n", address, port, who.Username, dir)
 	require.NoError(t, os.WriteFile(dir+"/config", []byte(settings), 0o600))
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.MkdirAll("/run/sshd", 0o755))
 	}
+	return server, dir, fmt.Sprintf("#!/bin/sh\nexec %s -F %s/config \"$@\"\n", client, dir)
+}
+
+// sshServer starts a server of ssh for this test, and returns a client of it.
+func sshServer(t *testing.T) (script string) {
+	t.Helper()
+	_, port, _ := strings.Cut(jobtest.Address(t, 1), ":")
+	server, dir, script := sshFiles(t, "127.0.0.1", port)
 	daemon := command(t, server, "-D", "-e", "-f", dir+"/sshd")
 	log, err := daemon.StderrPipe()
 	require.NoError(t, err)
@@ -359,8 +366,7 @@ func sshServer(t *testing.T) (script string) {
 		_ = daemon.Process.Kill()
 		_ = daemon.Wait()
 	})
-	script = fmt.Sprintf("#!/bin/sh\nexec %s -F %s/config \"$@\"\n", client, dir)
-	probe := exec.Command(client, "-F", dir+"/config", "a.invalid", "true")
+	probe := exec.Command("ssh", "-F", dir+"/config", "a.invalid", "true")
 	if out, err := probe.CombinedOutput(); err != nil {
 		t.Skipf("OpenSSH does not connect here: %v: %s", err, out)
 	}
@@ -504,6 +510,60 @@ func hang(t *testing.T, script string, kind []string, host int) {
 		code = 143
 	}
 	assert.Equal(t, code, cmd.ProcessState.ExitCode())
+}
+
+// pulledCable has a host with a server of ssh at the other end of a cable, which is pulled when all ranks of a job run.
+// It waits until nothing of the job is left on either side.
+const pulledCable = `
+mount -t tmpfs tutti /mnt
+touch /mnt/net
+unshare --net=/mnt/net true
+ip link add eth0 type veth peer name eth0 netns /mnt/net
+up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
+sh -c "$up 192.168.1.5/24"
+nsenter --net=/mnt/net sh -c "$up 192.168.1.6/24"
+nsenter --net=/mnt/net "$SSHD" -D -f "$FILES/sshd" & server=$!
+until ssh b.invalid true; do kill -0 $server || exit 77; sleep 0.1; done
+"$@" > out 2> err & starter=$!
+until test "$(grep -c ready out)" = $RANKS; do kill -0 $starter || { cat err; exit 1; }; sleep 0.05; done
+ip link set eth0 down
+wait $starter; echo $? > code
+left() { ps -e -o args= > now; grep -q -e '^[^ ]*tutti launch' -e '^rank-keeper' -e '^sh -c echo ready' now; }
+while left; do sleep 0.1; done
+`
+
+// TestPulledCable: the cable between a launcher and a host, which OpenSSH connects, is pulled. The launcher names the host,
+// and nothing of the job is left on the other side, whether the job's first host is there or here.
+func TestPulledCable(t *testing.T) {
+	t.Parallel()
+	inside := namespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a server of ssh in a namespace")
+	}
+	for hosts, ranks := range map[string]int{"b.invalid:2": 2, "localhost,b.invalid": 2} {
+		t.Run(hosts, func(t *testing.T) {
+			t.Parallel()
+			server, files, script := sshFiles(t, "192.168.1.6", "22")
+			body := `echo ready; while :; do sleep 0.1; done`
+			cmd, _ := spreadJob(t, script, "--tcp-silence", "2s", "--grace", "2s", "--no-prefix", "--hosts", hosts, "sh", "-c", body)
+			cmd.Env = append(cmd.Env, "SSHD="+server, "FILES="+files, fmt.Sprint("RANKS=", ranks))
+			words := slices.Concat(inside(pulledCable), []string{"sh"}, cmd.Args)
+			cmd.Path, cmd.Args = mustFind(t, words[0]), words
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() == 77 {
+				t.Skipf("OpenSSH does not connect here: %s", out)
+			}
+			require.NoError(t, err, "%s", out)
+			read := func(name string) string {
+				text, err := os.ReadFile(filepath.Join(cmd.Dir, name))
+				require.NoError(t, err)
+				return string(text)
+			}
+			assert.Equal(t, "1\n", read("code"))
+			assert.Regexp(t, `(?m)^tutti: b\.invalid \(\S+\): nothing has come from its launcher for 2s: `+
+				`is the machine down or hung, or the network to it cut\?`, read("err"))
+		})
+	}
 }
 
 // disconnect kills the client of ssh for a host.

@@ -31,7 +31,8 @@ const (
 )
 
 // assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
-// of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere.
+// of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere, or
+// says that the launcher that has started this one runs.
 type assignment struct {
 	Directory   []byte        `json:"directory"`   // this and the next two in any encoding, which JSON's strings are not
 	Environment [][]byte      `json:"environment"` // variables of the job, as NAME=VALUE
@@ -118,7 +119,7 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	go obey(lines, cancel)
+	go obey(lines, detachSilences*told.Silence, cancel)
 	err = Run(ctx, cfg)
 	if !joined {
 		return err
@@ -211,13 +212,16 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Color = t.Color
 }
 
-// obey ends a job by the signals that lines have the names of, and when they end; user signals are this process's.
-// Processes that were told to end already are killed when they end: the launcher that has started this one waits no
-// longer.
-func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
+// obey ends a job by the signals that lines have the names of, and when they end or none has come for a time: a cable
+// that is pulled ends nothing. User signals are this process's. Processes that were told to end already are killed when
+// lines end: the launcher that has started this one waits no longer.
+func obey(lines *bufio.Reader, silence time.Duration, cancel context.CancelCauseFunc) {
 	told := false
+	detached := time.AfterFunc(silence, func() { cancel(errDetached) })
+	defer detached.Stop()
 	for {
 		line, err := lines.ReadString('\n')
+		detached.Reset(silence)
 		if err != nil && told {
 			os.Exit(128 + int(syscall.SIGKILL)) // with which the ranks die
 		}

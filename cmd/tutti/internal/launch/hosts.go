@@ -311,8 +311,8 @@ func (s *spread) unblock(h *remote, read <-chan struct{}) {
 	}
 }
 
-// direct tells a host's launcher what to run, and then the signals, in their order. The first host's is told at once,
-// and the others when they can join it.
+// direct tells a host's launcher what to run, then the signals, in their order, and meanwhile that this one runs. The
+// first host's is told at once, and the others when they can join it.
 func (s *spread) direct(h *remote) {
 	a := s.assignment(h)
 	if h == s.hosts[0] {
@@ -327,11 +327,15 @@ func (s *spread) direct(h *remote) {
 	}
 	text, _ := json.Marshal(a)
 	_, _ = h.control.Write(append(text, '\n')) // one that does not read it has ended, or does later
+	beat := time.NewTicker(s.silence / beats)
+	defer beat.Stop()
 	for {
 		select {
 		case number := <-h.signals:
 			// A launcher that does not read it is killed in time.
 			_, _ = io.WriteString(h.control, signalNames[number]+"\n")
+		case <-beat.C:
+			_, _ = io.WriteString(h.control, reportAlive+"\n")
 		case <-h.gone:
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -164,15 +165,37 @@ func TestSignalsComeAfterTheAssignment(t *testing.T) {
 // A signal that is unknown here, such as one by the number of another system, ends no job.
 func TestUnknownSignals(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	obey(bufio.NewReader(strings.NewReader("30\n10\nINFO\nUSR1\n")), cancel)
+	obey(bufio.NewReader(strings.NewReader("30\n10\nINFO\nUSR1\n")), time.Minute, cancel)
 	assert.ErrorIs(t, context.Cause(ctx), errDetached)
 	read, write := io.Pipe()
 	ctx, cancel = context.WithCancelCause(t.Context())
-	go obey(bufio.NewReader(read), cancel)
+	go obey(bufio.NewReader(read), time.Minute, cancel)
 	_, err := io.WriteString(write, "INT\n")
 	require.NoError(t, err)
 	<-ctx.Done()
 	assert.Equal(t, Signaled(syscall.SIGINT), context.Cause(ctx))
+}
+
+// A launcher from whose starter nothing has come for a time ends its job: a cable may have been pulled.
+func TestSilentStarter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		read, write := io.Pipe()
+		var all sync.WaitGroup
+		all.Go(func() { obey(bufio.NewReader(read), time.Minute, cancel) })
+		for range 5 {
+			time.Sleep(50 * time.Second)
+			_, err := io.WriteString(write, reportAlive+"\n")
+			require.NoError(t, err)
+			require.NoError(t, ctx.Err())
+		}
+		last := time.Now()
+		<-ctx.Done()
+		assert.Equal(t, time.Minute, time.Since(last))
+		assert.ErrorIs(t, context.Cause(ctx), errDetached)
+		require.NoError(t, write.Close())
+		all.Wait()
+	})
 }
 
 // A shell that begins a line, as with the title of a terminal, hides neither output nor reports.

@@ -20,8 +20,11 @@ const (
 	// looks is how often the launcher of --hosts looks, within the silence of ranks (--tcp-silence), whether something has
 	// come from a host: it is lost after as many looks in vain.
 	looks = 10
-	// beats is how many signs of life a host's launcher sends in that silence, as ranks do.
+	// beats is how many signs of life a host's launcher sends in that silence, as ranks do, and the launcher of --hosts.
 	beats = 4
+	// detachSilences is how many times that silence the launcher of --hosts may be silent until a host's launcher ends:
+	// one that is stopped by a terminal goes on with the job if it runs again in a minute, unless --tcp-silence is set.
+	detachSilences = 6
 )
 
 // Bounds of the time from one start of a rank to the next, which doubles: a rank that fails at once is not to fill
