@@ -143,8 +143,8 @@ func (m *Member) nameRun(ctx context.Context, kv store.Store) error {
 // enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this
 // one's of a session that has not ended yet: then it names that session.
 func (m *Member) enroll(kv store.Store) error {
-	conflicting := m.cfg.conflict(kv)
-	ctx, cancel := context.WithTimeout(m.ctx, conflicting+m.cfg.limit)
+	conflictTime := m.cfg.conflict(kv)
+	ctx, cancel := context.WithTimeout(m.ctx, conflictTime+m.cfg.limit)
 	defer cancel()
 	refused := m.refusals()
 	var conflict <-chan time.Time // nil while no other process has the name
@@ -176,7 +176,7 @@ func (m *Member) enroll(kv store.Store) error {
 			retry = time.After(refused.add(c.key, err))
 			changed = nil
 		case conflict == nil:
-			conflict = time.After(conflicting)
+			conflict = time.After(conflictTime)
 		}
 		select {
 		case <-changed:

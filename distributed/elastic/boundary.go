@@ -61,8 +61,8 @@ type knowledge struct {
 // decide returns what the member does.
 //
 // A member that is to leave takes along nothing that others lack: it leaves at once if it has no state, if others
-// have formed an epoch without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out
-// of patience.
+// have formed an epoch without it, or if all are to leave. Otherwise it helps the others to an epoch, for five times
+// Silence at most.
 func (k *knowledge) decide() decision {
 	k.hung = k.hanging()
 	if k.self.Wishes && k.self.Standing.stateless() {

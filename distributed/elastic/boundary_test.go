@@ -153,7 +153,7 @@ func TestBoundary(t *testing.T) {
 			do:  "wait",
 			why: "b is not at the boundary",
 		},
-		"one does not come for as long as its patience": {
+		"one does not come for as long as the others have Patience": {
 			k:  knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), impatient),
 			do: "propose",
 		},
@@ -323,7 +323,7 @@ func TestBoundary(t *testing.T) {
 			do:  "wait",
 			why: "the store is out of reach",
 		},
-		"without the store, out of patience": {
+		"without the store, for too long": {
 			k:   knows(view{}, alone, impatient),
 			do:  "cut off",
 			why: "the store is out of reach",
@@ -454,7 +454,7 @@ func TestBoundary(t *testing.T) {
 			do:  "wait",
 			why: "1 of at least 2",
 		},
-		"… out of patience": {
+		"… for too long": {
 			k:  knows(bounded(2, here(ab, at("a", ab, wishing))), impatient),
 			do: "left",
 		},
@@ -471,7 +471,7 @@ func TestBoundary(t *testing.T) {
 			k:  knows(here(ab, at("a", ab, wishing), at("c", nil))),
 			do: "propose",
 		},
-		"… out of patience, as the other one is away": {
+		"… for too long, as the other one is away": {
 			k:  knows(here(ab, at("a", ab, wishing)), impatient),
 			do: "left",
 		},

@@ -160,7 +160,7 @@ func TestReplaceAll(t *testing.T) {
 		join := func() *trainee {
 			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Dial: dial, Min: most, Max: most}
 			cfg.Silence = 10 * time.Second
-			cfg.limit = time.Minute // nobody leaves out of patience
+			cfg.limit = time.Minute // nobody leaves because a wait lasts
 			return newTrainee(t, log, cfg)
 		}
 		var all sync.WaitGroup
@@ -210,7 +210,7 @@ func TestReplaceAll(t *testing.T) {
 	}
 }
 
-// TestLeaveWhileWaiting: a member that waits for others, or for room, leaves at once, and one that has the state after its patience.
+// TestLeaveWhileWaiting: a member that waits for others, or for room, leaves at once, and one that has the state after five times Silence.
 func TestLeaveWhileWaiting(t *testing.T) {
 	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	join := func(name string) *trainee {

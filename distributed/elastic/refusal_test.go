@@ -149,7 +149,7 @@ func refusedWrites(t *testing.T, judge func(writes *atomic.Uint64, bad bool) ans
 	list := []*trainee{join("a"), join("b"), join("c")}
 	together(t, list, func(a *trainee, e *Epoch, made int) bool {
 		if a == list[0] && len(e.Members) == 3 && made == 3 {
-			badFor(5 * time.Second) // longer than Patience
+			badFor(5 * time.Second) // longer than five times Silence
 			a.kill()
 		}
 		if a == list[1] && len(e.Members) == 2 && made == 4 {

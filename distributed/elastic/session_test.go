@@ -136,7 +136,7 @@ func nameOfAnEarlierProcess(t *testing.T, ends bool) {
 	require.NoError(t, earlier.Set(t.Context(), memberKeys+"a", text, store.Lease))
 	dial := func(context.Context) (store.Store, error) { return &slow{server.Local("a member"), lease}, nil }
 	m, err := Join(t.Context(), quick(Config{Name: "a", Min: 1, Form: new(rooms).form, Dial: dial}), Plain{})
-	require.NoError(t, err, "it waits for longer than its patience")
+	require.NoError(t, err, "it waits for longer than five times Silence")
 	if ends {
 		time.AfterFunc(lease, func() { assert.NoError(t, earlier.Close()) })
 	}

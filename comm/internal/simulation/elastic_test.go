@@ -463,7 +463,7 @@ func (j *job) event() {
 }
 
 // away is how long somebody is out of reach, a few times of silence at most. A member that is out of the store's reach for
-// longer than Patience, by one fault after another, has made steps that the others make again.
+// longer than five times that, by one fault after another, has made steps that the others make again.
 func (j *job) away(most time.Duration) time.Duration {
 	events++
 	most = min(most, 4)

@@ -41,6 +41,7 @@ const (
 const (
 	viewFile, boundaryFile, memberFile = "distributed/elastic/view.go", "distributed/elastic/boundary.go", "distributed/elastic/state.go"
 	publishFile, reachFile, awaitFile  = "distributed/elastic/publish.go", "distributed/elastic/reach.go", "distributed/elastic/await.go"
+	rollCallFile                       = "distributed/elastic/rollcall.go"
 )
 
 // The first ten were in this repository once, and have been mended.
@@ -96,7 +97,7 @@ var mutants = []mutant{
 	{"what came during a wait is left to nobody", "schedule", change{waitFile, "if e.waiters.Add(-1) == 0 && e.waiter != nil && (e.missed.Load() || e.inFlight.Load() > 0) {", "if e.waiters.Add(-1); false {"}, ""},
 	{"a rank leaves without a goodbye", "schedule", change{engineFile, "\te.notifyAll(controlMessage{kind: goodbye})\n", ""}, ""},
 	{"a rank is gone before what it said is heard", "schedule", change{controlFile, "if bytes != nil {", "if gone := e.wire.Gone(src); gone != nil {\n\t\tm := &controlMessage{kind: lost}\n\t\tm.say(gone.Error())\n\t\treturn m, nil\n\t} else if bytes != nil {"}, ""},
-	{"a stalled wait reports nothing", "schedule", change{waitFile, "\tif w.pace.Long() {\n\t\te.reportStall()\n\t}\n", ""}, ""},
+	{"a stalled wait reports nothing", "schedule", change{waitFile, "\t\te.reportStall()\n", ""}, ""},
 	{"a barrier that all have come to fails", "schedule", change{controlFile, "if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {", "if false {"}, ""},
 	{"a wait does not look for failures", "schedule", change{waitFile, "if err := e.attend(); err != nil {\n\t\treturn false, e.fail(op, err)\n\t}", ""}, ""},
 	{"an operation completes at its first message", "schedule", change{engineFile, "if o.inFlight--; o.inFlight == 0 {", "if o.inFlight--; o.inFlight >= 0 {"}, ""},
@@ -153,6 +154,8 @@ var mutants = []mutant{
 	{"who failed an attempt does not wait", "distributed/elastic", change{reachFile, "s.BackedOff >= r.attempts(s.Name) ||", "true ||"}, ""},
 	{"one in doubt rolls the last step back", "distributed/elastic", change{boundaryFile, "k.self.Standing == prepared && k.self.Step < k.step(last)", "false"}, ""},
 	{"a step that was rolled back is entered", "distributed/elastic", change{boundaryFile, "last.Step == k.withdrawn", "false"}, ""},
+	{"a member that hangs in a step is waited for", "elastic", change{rollCallFile, "m.abortLate(w.record, absent)\n", ""}, ""},
+	{"who comes to an exchange does not begin the time anew", "distributed/elastic", change{rollCallFile, "|| !slices.Equal(missing, r.missing)", "|| r.missing == nil"}, ""},
 	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "k.self.Wishes && k.ends && !k.stays()", "false"}, ""},
 }
 

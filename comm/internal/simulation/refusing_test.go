@@ -69,7 +69,7 @@ func (j *job) refuse() {
 
 // isolate has nobody reach a member, but for the store: one that joins, or one that trains with two others at least.
 // These lose one attempt at an epoch, and it joins again when it is back. Members that are to leave still reach it: the
-// attempt lasts for the others' patience then as well, and no longer.
+// attempt lasts for five times the others' silence then as well, and no longer.
 func (j *job) isolate(m *simulated) {
 	sim.Sleep(max(time.Until(j.calm), 0))
 	last := j.steps[uint64(len(j.steps)-1)]
