@@ -174,6 +174,9 @@ func (m *Member) enter(r *record) error {
 	m.change(func() {
 		m.epoch = &Epoch{Number: r.Number, record: r}
 		m.status.Standing = m.status.Standing.inside()
+		if r.Members[r.rank(self.person())].Fresh { // also one that was cut off, with a state that the others have left
+			m.status.Standing = fresh
+		}
 		m.status.Entered = r.World
 		m.status.Unreached = nil
 		m.late = nil

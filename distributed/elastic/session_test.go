@@ -186,3 +186,17 @@ func TestRunOfMembers(t *testing.T) {
 		require.NoError(t, errors.Join(a.Close(), b.Close(), server.Close(), other.Close()))
 	}
 }
+
+// TestEntersAsFresh: a member that was cut off may still have the state of an earlier epoch when the others take it into
+// one that is to give it theirs. From then on its own state counts for nothing, also if that epoch is never formed.
+func TestEntersAsFresh(t *testing.T) {
+	for _, s := range []standing{boundary, prepared} {
+		m := &Member{cfg: Config{Name: "a"}, changed: make(chan struct{}), wakeup: make(chan struct{}, 1)}
+		m.status = at("a", epochOf(3, "ab"), func(own *status) { own.Standing = s })
+		r := epochOf(5, "ba")
+		r.Step = 9
+		r.Members[1].Fresh = true
+		require.NoError(t, m.enter(r))
+		assert.Equal(t, fresh, m.now().Standing, string(s))
+	}
+}
