@@ -168,7 +168,7 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: there is no backend %q: want local, tcp, mpi or nccl", comm.ErrArgument, c.Backend)
+	return fmt.Errorf("%w: unknown backend %q: want local, tcp, mpi or nccl", comm.ErrArgument, c.Backend)
 }
 
 // backendOf returns the backend for the processes of a launcher.

@@ -116,7 +116,7 @@ func TestErrors(t *testing.T) {
 		env    map[string]string
 		says   string
 	}{
-		"no backend":        {config: tutti.Config{Backend: "gloo"}, says: `there is no backend "gloo": want local, tcp, mpi or nccl`},
+		"no backend":        {config: tutti.Config{Backend: "gloo"}, says: `unknown backend "gloo": want local, tcp, mpi or nccl`},
 		"no number":         {env: map[string]string{env.Ranks: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
 		"none":              {env: map[string]string{env.Ranks: "0"}, says: `TUTTI_RANKS is "0"`},
 		"negative":          {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},

@@ -232,7 +232,7 @@ func TestHostsThatTakeNoPart(t *testing.T) {
 	cmd, _ := spreadJob(t, fakeSSH, "--hosts", "localhost,a.invalid", "./missing")
 	_, stderr, code := finish(cmd)
 	assert.Equal(t, 1, code)
-	assert.Regexp(t, `^tutti: (localhost|a.invalid): ./missing is no command of tutti and no program: .*\n$`, stderr)
+	assert.Regexp(t, `^tutti: (localhost|a.invalid): ./missing is neither a command of tutti nor a program: .*\n$`, stderr)
 }
 
 // An elastic job is over when the ranks of all hosts have ended, also of one that comes later than the others have gone.

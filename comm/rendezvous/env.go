@@ -330,7 +330,7 @@ func (l launcher) host(getenv func(string) string, size int) (string, error) {
 			return host, nil
 		}
 	}
-	return "", l.errorf("%s does not say on which host rank 0 runs: set it, to 127.0.0.1 if that is this one",
+	return "", l.errorf("%s does not name the host of rank 0: set it, to 127.0.0.1 if that is this host",
 		addressVariable)
 }
 

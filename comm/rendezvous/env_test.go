@@ -130,7 +130,7 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 		{"a size of jsrun without a rank", "JSM_NAMESPACE_SIZE=2 says", []string{"JSM_NAMESPACE_SIZE", "2"}},
 		{"jsrun on hosts without an address", "MASTER_ADDR", []string{"JSM_NAMESPACE_RANK", "1", "JSM_NAMESPACE_SIZE", "4", "JSM_NAMESPACE_LOCAL_SIZE", "2"}},
 		{"a rank of aprun", "ALPS_APP_PE=1 says that this process is one of several", []string{"ALPS_APP_PE", "1"}},
-		{"one host, perhaps", "127.0.0.1 if that is this one", []string{"RANK", "0", "WORLD_SIZE", "2"}},
+		{"one host, perhaps", "127.0.0.1 if that is this host", []string{"RANK", "0", "WORLD_SIZE", "2"}},
 		{"flux on hosts without an address", "MASTER_ADDR", []string{"FLUX_TASK_RANK", "1", "FLUX_JOB_SIZE", "2", "FLUX_JOB_NNODES", "2"}},
 		{"neither a name nor a port", "TUTTI_SECRET", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2"}},
 	} {

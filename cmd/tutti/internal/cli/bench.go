@@ -21,15 +21,15 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench COLLECTIVE",
 		Short: "Measure collectives: time, bandwidth and wrong elements",
-		Long: `bench measures a collective over a range of sizes, the smallest and the largest
-among them, and prints a table; --wide prints the one of nccl-tests. Time is
-how long one call takes until its result is there, on the slowest rank, as the
-median over rounds; on GPUs, the device's time of calls in a queue. algbw
-is size over time; busbw is what a link carries, by the factors of nccl-tests,
-and so comparable between numbers of ranks. One rank has no busbw: N/A, and null
-with --json. #wrong counts elements that differ from an independent reference,
-over all ranks. If the backend lacks what you ask for, such as graphs or a
-reduction of a type, that is wrong usage, exit code 2.`,
+		Long: `bench measures a collective over a range of sizes, including the smallest and
+the largest, and prints a table; --wide prints the table of nccl-tests. Time is
+the duration of one call on the slowest rank, until its result is available, as
+the median of the rounds; on GPUs it is the device time of queued calls. algbw
+is size over time. busbw is the bandwidth of a link by the factors of
+nccl-tests, which makes different numbers of ranks comparable. One rank has no
+busbw: N/A, and null with --json. #wrong counts elements that differ from an
+independent reference, over all ranks. If the backend does not support what you
+ask for, such as graphs or a reduction of a type, the exit code is 2.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
   tutti bench sparse --pattern oktopk --density 0.01 --min 1M

@@ -69,15 +69,15 @@ func TestWrongUsage(t *testing.T) {
 		{"train --density 0", "density 0 is not in (0, 1]"},
 		{"train --epochs 0", "epochs 0"},
 		{"train --target 0.97", "target accuracy 0.97 is not in [1, 100] percent"},
-		{"cluster", "which command"},
-		{"cluster trian", "trian is no command of tutti and no program"},
+		{"cluster", "the command to run"},
+		{"cluster trian", "trian is neither a command of tutti nor a program"},
 		{"cluster --rate fast hostname", `"fast" is not a rate`},
 		{"cluster --hosts 0 hostname", "0 hosts"},
 		{"cluster --loss 100 hostname", "loss 100"},
 		{"cluster --hosts 250 --per-host 1000 hostname", "250 hosts with 1000 ranks each are more than 4096 ranks"},
 		{"cluster --mpi openmp hostname", `did you mean "openmpi"?`},
-		{"launch", "which program"},
-		{"launch -n 2 ./nothing", "./nothing is no command of tutti and no program"},
+		{"launch", "the program to run"},
+		{"launch -n 2 ./nothing", "./nothing is neither a command of tutti nor a program"},
 		{"launch -n 0 hostname", `"-n, --ranks" flag: must be a number from 1 to 4096`},
 		{"launch -n 99999999999 hostname", `"-n, --ranks" flag: must be a number from 1 to 4096`},
 		{"launch --machines 0 hostname", `"--machines" flag: must be 1 or more`},
@@ -205,7 +205,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	visit(root)
 	code, stdout, _ := execute(t)
 	assert.Equal(t, exitOK, code)
-	for _, text := range []string{"Run something:", "Find something out:", "completion "} {
+	for _, text := range []string{"Run:", "Inspect:", "completion "} {
 		assert.Contains(t, stdout, text)
 	}
 }

@@ -20,22 +20,22 @@ func newCluster() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster [flags] COMMAND [ARGUMENT]...",
 		Short: "Run a command on an emulated cluster with slow links",
-		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links
-of the given rate, delay and loss, and runs a command on them as a job of Open
-MPI or MPICH, or without MPI as tutti launch does. The command is a program, or
-one of tutti's own (bench, train, info), which then has the mpi backend, or
-without MPI tcp, unless told otherwise. MPI's ranks on one host share memory;
-hosts talk over TCP.
+		Long: `cluster makes hosts out of namespaces on this Linux machine, and connects them
+by links of the given rate, delay and loss. It runs a command on them as a job
+of Open MPI or MPICH, or without MPI as tutti launch does. The command is a
+program, or one of tutti's own (bench, train, info). These use the backend mpi,
+or tcp without MPI, unless told otherwise. MPI's ranks on one host share memory;
+hosts communicate over TCP.
 
 The hosts share this machine's processors, so ranks that compute slow the others
-down. Everything but the files that the command writes is gone when it ends,
-however it ends. It needs the right to make namespaces, which root has
-and on many systems everybody (sudo looks for programs in other directories:
-give it the path of tutti), the programs ip, tc, unshare and nsenter, and the
-kernel's queueing discipline tbf. With --delay or --loss tutti forwards the
-hosts' packets itself; that needs /dev/net/tun. The last line, on standard
-error, says how much went over the links, and how well the forwarder kept up.
-The exit code is the job's.`,
+down. Everything except the files that the command writes is gone when it ends,
+however it ends. You need permission to make namespaces, which root has, and on
+many systems every user (sudo searches other directories for programs: give it
+the path of tutti). You also need the programs ip, tc, unshare and nsenter, and
+the kernel's queueing discipline tbf. With --delay or --loss tutti forwards the
+hosts' packets itself, for which it needs /dev/net/tun. The last line, on
+standard error, says how much the links carried, and how well the forwarder kept
+up. The exit code is the job's.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
   tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern oktopk
   tutti cluster --rate 10mbit --delay 50ms --loss 0.1% bench allreduce
@@ -45,7 +45,7 @@ The exit code is the job's.`,
 				return console.UsageError{Err: err}
 			}
 			if len(args) == 0 || args[0] == "" {
-				return console.Usagef("which command is to run on the cluster, such as bench sparse?")
+				return console.Usagef("the command to run on the cluster is missing, such as bench sparse")
 			}
 			args, self, err := program(cmd, args)
 			if err != nil {
@@ -107,7 +107,8 @@ func program(cmd *cobra.Command, args []string) (command []string, self string, 
 		return append([]string{self}, args...), self, nil
 	}
 	if _, err := exec.LookPath(args[0]); err != nil {
-		return nil, self, console.UsageError{Err: fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
+		err = fmt.Errorf("%s is neither a command of tutti nor a program: %w", args[0], err)
+		return nil, self, console.UsageError{Err: err}
 	}
 	return args, self, nil
 }

@@ -64,7 +64,7 @@ func newDeltaWrite(use, short, example, question, outUsage string, write writer)
 			case len(args) != 2:
 				return console.Usagef("%s", question)
 			case out == "":
-				return console.Usagef("-o is missing: which file is to be written?")
+				return console.Usagef("-o is missing, the file to write")
 			}
 			bar := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 			const steps = 1000
@@ -97,7 +97,7 @@ func newDeltaExport() *cobra.Command {
 		})
 	flags := cmd.Flags()
 	flags.StringVar(&f.Version, "version", "", "version of the delta (default the folder's, of weight_v000012 000012)")
-	flags.StringVar(&f.Base, "base", "", "version that it is for (default the one before the folder's)")
+	flags.StringVar(&f.Base, "base", "", "version that the delta applies to (default the one before the folder's)")
 	flags.StringVar(&f.Encoding, "encoding", "xor", "xor, or overwrite, which can be applied twice")
 	flags.StringVar(&f.Checksum, "checksum", "xxh3-128", "xxh3-128, blake3, or adler32, which modelexpress wants")
 	return cmd

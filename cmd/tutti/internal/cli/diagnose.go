@@ -22,14 +22,15 @@ func newDiagnose() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diagnose [DUMP...]",
 		Short: "Explain from the ranks' flight records why a program hangs",
-		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of
-its ranks or the directories they are in, by default the current one, and says
-which rank has not called what the others wait for, and where ranks disagree.
+		Long: `diagnose reads the flight records of a job and names the rank that has not
+joined the call that others wait for, and calls on which ranks disagree. DUMP is
+a file tutti-record-RANK.json or a directory of them (default the current one).
 
-Under TUTTI_RECORD=1000 (calls to remember), tutti and all programs that use
-tutti.Run or instrument.Run write them to TUTTI_RECORD_DIR, or the current
-directory: when a wait fails, when a rank aborts, and on the signals USR1 and
-TERM. An elastic job has a directory for each epoch; diagnose reads the newest.
+With TUTTI_RECORD=1000 in their environment (the number of calls to keep), tutti
+and programs that use tutti.Run or instrument.Run write these files to
+TUTTI_RECORD_DIR, or to the current directory: when a wait fails, when a rank
+aborts, and on the signals USR1 and TERM. An elastic job has a directory for
+each epoch; diagnose reads the newest.
 
 With --trace it also writes a timeline of all ranks on one clock, which
 https://ui.perfetto.dev and chrome://tracing open.`,

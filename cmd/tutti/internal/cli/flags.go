@@ -90,10 +90,10 @@ func namesFlag(kind string, target *[]string, all []string, extra ...string) pfl
 	}
 }
 
-// valuesFlag adds the flag that lists as what values travel.
+// valuesFlag adds the flag that lists the codecs of values.
 func valuesFlag(flags *pflag.FlagSet, target *[]string) {
 	flags.Var(namesFlag("values", target, sparsity.Values()), "values",
-		"as what values travel, separated by commas: all, "+strings.Join(sparsity.Values(), ", "))
+		"codecs of values, separated by commas: all, "+strings.Join(sparsity.Values(), ", "))
 }
 
 // hostsFlag adds the flag that says which ranks share a host.

@@ -28,36 +28,36 @@ environment has what rendezvous.FromEnv reads: rank, the address of the job's
 store, and the secret that keeps strangers out. Output lines begin with the
 rank.
 
-With --hosts, it starts the ranks of all hosts from here by ssh, which has to
-reach them without a prompt, and they end with it. All hosts have this program
-at the same place or in PATH. Ranks run in the directory of the same name, or
-else in the home directory, and have the variables TUTTI_* and NCCL_* from here.
-The secret is handed over by standard input.
+With --hosts, launch starts the ranks of all hosts by ssh, which must reach them
+without a prompt, and they end when it ends. All hosts need this program at the
+same path or in PATH. Ranks run in the directory with the same path, or else in
+the home directory, with this machine's variables TUTTI_* and NCCL_*. Standard
+input carries the secret.
 
-With --machines, it waits for that many launchers; the others --join the first
-one, whose ranks are the lowest. All need one secret: TUTTI_SECRET, or a file
-that the first machine creates and you copy to the others.
+With --machines, launch waits for that many launchers; the others --join the
+first one, which has the lowest ranks. All need the same secret: TUTTI_SECRET,
+or a file that the first machine creates and you copy to the others.
 
 If a rank fails, all ranks on all machines end (SIGTERM, then SIGKILL after
 --grace). The exit code is the rank's, or 128 plus the signal that killed
-it. With --restarts, all ranks are started again, after pauses of up to 30 s;
-TUTTI_RESTART tells them how often. A signal to any launcher goes to all ranks,
-of an elastic job to those of its machine; SIGUSR1 and SIGUSR2 always go to all
-that handle them. The first machine collects the flight records of a job that
-failed or is elastic (TUTTI_RECORD).
+it. With --restarts, launch starts all ranks again, after pauses of up to 30 s;
+TUTTI_RESTART is the number of restarts so far. A signal to any launcher goes to
+all ranks, or in an elastic job to those of its machine; SIGUSR1 and SIGUSR2
+always go to all that handle them. The first machine collects the flight records
+of a job that failed or is elastic (TUTTI_RECORD).
 
-A rank includes everything that it starts, also in the background or in another
-session (on Linux; elsewhere, its process group). Nothing of it is left when the
-job ends, or its launcher.
+A rank includes all processes that it starts, also in the background or in
+another session (on Linux; elsewhere, its process group). All of them end with
+the job or its launcher.
 
-With --min, the job is elastic: a rank that fails is started again alone and
-joins again, and other machines --join at any time.
+With --min, the job is elastic: a rank that fails is restarted alone and joins
+again, and other machines can --join at any time.
 
-With --join and --machines or --min, servers keep the store (tutti-store of
-adapters/etcd). All launchers then have the same options, and no machine is
-special: an elastic job goes on at the next address of --join when a server is
-lost, and each machine keeps its flight records. Other jobs end with any of
-their launchers.`,
+With --join and either --machines or --min, separate servers keep the store
+(tutti-store of adapters/etcd). All launchers then take the same options, and no
+machine is special: when a server is lost, an elastic job continues with the
+next address of --join, and each machine keeps its flight records. Other jobs
+end when any of their launchers ends.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch --hosts a:4,b:4 ./program
   tutti launch -n 4 --machines 2 ./program   # on the first of two machines
@@ -134,7 +134,7 @@ func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
 	}
 	switch {
 	case len(args) == 0 || args[0] == "":
-		return console.Usagef("which program is to run, such as ./program?")
+		return console.Usagef("the program to run is missing, such as ./program")
 	case cfg.Max > 0 && cfg.Min == 0:
 		return console.Usagef("--max is for an elastic job, which --min makes")
 	case cfg.Max > 0 && cfg.Max < cfg.Min:
@@ -151,10 +151,10 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
 	flags.Var(slotsFlag(&cfg.Slots), "hosts",
-		"start the ranks on these `hosts` by ssh, such as a:4,b:4: names with commas between, each with its ranks (or 1)")
+		"start the ranks on these `hosts` by ssh, such as a:4,b:4: names and numbers of ranks (1 without one)")
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
 	flags.Var(addresses(&cfg.Join), "join",
-		"`addresses` of the first machine's launcher, or of servers of the store, with commas between")
+		"`addresses` of the first machine's launcher, or of servers of the store, separated by commas")
 	flags.StringVar(&cfg.Job, "job", "",
 		"`name` of the job, the same on all machines; without one, their commands are compared")
 	flags.StringVar(&cfg.Listen, "listen", "",
@@ -203,7 +203,7 @@ func slotsFlag(target *[]launch.Slots) pflag.Value {
 	}
 }
 
-// addresses is a flag of addresses with commas between.
+// addresses is a flag of addresses separated by commas.
 func addresses(target *[]string) pflag.Value {
 	return console.Value[[]string]{
 		Target: target,

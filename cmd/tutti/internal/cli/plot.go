@@ -46,7 +46,7 @@ accuracy (in percent) and loss are enough.`,
   tutti cluster --rate 100mbit ./program | tutti plot - --x seconds`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return console.Usagef("which files are to be drawn, such as train.jsonl?")
+				return console.Usagef("the files to draw are missing, such as train.jsonl")
 			}
 			if !slices.Contains(picture.Formats(), filepath.Ext(p.output)) {
 				return console.Usagef("-o %s is no %s", p.output, strings.Join(picture.Formats(), " or "))

@@ -164,11 +164,11 @@ interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch exit with
 the code of their job.
 
 Environment:
-  TUTTI_BACKEND          backend of tutti.Run, and where --backend is not given
+  TUTTI_BACKEND          backend of tutti.Run, and default of --backend
   TUTTI_RANKS            number of ranks that tutti.Run runs in one process, as
                          goroutines or on GPUs
-  TUTTI_CHECK            1: ranks compare every collective before they make it;
-                         10s: and wait at most 10 seconds for each other
+  TUTTI_CHECK            1: ranks compare every collective before it runs;
+                         10s: they also wait at most 10 seconds for each other
   TUTTI_RECORD           number of calls that each rank records, for diagnose
   TUTTI_RECORD_DIR       directory for the records (default the current one)
   TUTTI_SECRET           the job's secret, the same for all processes; it keeps
@@ -181,7 +181,7 @@ Environment:
   TUTTI_TCP_SILENCE      defaults of --tcp-listen and so on
   TUTTI_CONNECT_TIMEOUT  how long ranks wait for others to start (default 10m)
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
-                         library files, instead of those that are found
+                         library files to use instead of those found
   TUTTI_TCP_SHARED, TUTTI_MPI_SHARED
                          off: ranks of one host do not share memory
   TUTTI_MPI_COLLECTIVES  native: use the MPI library's own collectives
@@ -212,8 +212,8 @@ func newRoot() (root *cobra.Command, started *bool) {
 	root.SetVersionTemplate("tutti {{.Version}}\n")
 	root.SetFlagErrorFunc(suggestFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
-	addGroup(root, "Run something:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
-	addGroup(root, "Find something out:", newInfo(), newDiagnose(), newPlot())
+	addGroup(root, "Run:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
+	addGroup(root, "Inspect:", newInfo(), newDiagnose(), newPlot())
 	root.AddCommand(newVersion(), newProbe(), newClusterInside(), newLaunchInside())
 	onlySubcommands(root, "command")
 	root.InitDefaultHelpCmd()

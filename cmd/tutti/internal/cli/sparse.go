@@ -27,15 +27,15 @@ func newBenchSparse() *cobra.Command {
 		Use:   "sparse",
 		Short: "Average tensors by sending only their largest entries",
 		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
-entries, new ones in every step; residuals begin as they are after many steps.
-sent are the bytes of a step that a rank sends, and dense is their share of
-those of a dense allreduce; --wide has the time of the exchange, and as algbw
-and busbw what a dense allreduce would need to take the same time. #wrong counts
-elements that got lost between result and residuals, or are not the same on all
-ranks. Without --pattern, f32 is measured as well as other --values, for
-comparison. On GPUs times are the device's, without the copies of gradients
+entries, new ones in every step. Residuals begin as they are after many steps.
+The column sent is the bytes that a rank sends in a step, and dense is their
+share of a dense allreduce. --wide adds the time of the exchange; its algbw and
+busbw are those that a dense allreduce would need to take the same time. #wrong
+counts elements that were lost between result and residuals, or that differ
+between ranks. Without --pattern, f32 is measured along with other --values, for
+comparison. On GPUs times are device times, without the copies of gradients
 between steps; select and exchange (and merge, with --json) are measured step by
-step. With --hosts, sent counts what goes between hosts.`,
+step. With --hosts, sent counts the bytes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
@@ -55,7 +55,7 @@ step. With --hosts, sent counts what goes between hosts.`,
 	}
 	cmd.Flags().Var(densities, "density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
-	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to roll them back")
+	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "do not make steps transactions: keep nothing to roll them back")
 	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false,
 		"measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false,

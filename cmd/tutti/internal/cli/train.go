@@ -42,17 +42,17 @@ func newTrain() *cobra.Command {
 		Long: `train trains a multilayer perceptron (64 inputs, one hidden layer, 10 outputs)
 on the UCI optical digits, 1,797 real images of 8×8 pixels that are built into
 the command. Every rank computes the gradient of its part of each batch, and the
-pattern averages the gradients. A table shows test accuracy and bytes sent by
+pattern averages the gradients. A table shows test accuracy and bytes sent for
 each pattern, and when it reached the --target. Pictures of the
 loss against bytes and time, and of the accuracy against time, go to
 the --out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
-and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is
-the host's work. With --text the network predicts each byte of a file from the
-eight before it.
+and .svg). With --backend nccl, GPUs average the gradients and the host does the
+rest. With --text, the network predicts each byte of a file from the eight
+before it.
 
 With --outer, ranks train alone and average their weights after the given
-number of steps, by the same patterns: far fewer bytes in far fewer rounds.
-With --hosts as well, the ranks of a host average each gradient.
+number of steps, by the same patterns, which sends far fewer bytes in far fewer
+rounds. With --hosts as well, the ranks of one host average each gradient.
 
 The same seed gives the same result in every run. Momentum and learning rate are
 applied before the exchange, so entries that are sent late include them.`,

@@ -34,7 +34,7 @@ func NewMeasurement(flags *pflag.FlagSet, w World, low, high int) *Measurement {
 	flags.IntVar(&m.step, "step", m.step, "`factor` from one size to the next")
 	flags.IntVar(&m.Repeats.Warmup, "warmup", m.Repeats.Warmup, "calls before the measurement of a size")
 	flags.IntVar(&m.Repeats.Iterations, "iters", m.Repeats.Iterations,
-		"calls of a round; 0 for as many as take about 20 ms")
+		"calls in a round; 0 means as many as take about 20 ms")
 	flags.IntVar(&m.Repeats.Rounds, "rounds", m.Repeats.Rounds, "rounds, of which the median counts")
 	flags.BoolVar(&m.Verify, "verify", m.Verify, "compare every element of a result with a reference")
 	flags.BoolVar(&m.JSON, "json", false, "print one JSON object a line instead of the table")

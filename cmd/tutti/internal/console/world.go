@@ -40,7 +40,7 @@ func (w *World) Register(flags *pflag.FlagSet) {
 			return OneOf("backend", text, backend.Names(), backend.Aliases)
 		}),
 		"backend",
-		"what makes the ranks: "+strings.Join(backend.Names(), ", ")+
+		"backend of the ranks: "+strings.Join(backend.Names(), ", ")+
 			"; tcp where tutti launch, torchrun or srun started several processes",
 	)
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
@@ -70,17 +70,18 @@ func TCPFlags(flags *pflag.FlagSet) {
 		{
 			"tcp-advertise",
 			env.TCPAdvertise,
-			"`addresses` that others are told instead, with commas between, as behind a network address translation",
+			"`addresses` at which others reach ranks of tcp that are behind network address " +
+				"translation, separated by commas",
 		},
 		{
 			"tcp-connections",
 			env.TCPConnections,
-			"`number` of connections between two ranks of tcp, which otherwise follows from the round trip",
+			"`number` of connections between two ranks of tcp; by default it follows from the round trip",
 		},
 		{
 			"tcp-silence",
 			env.TCPSilence,
-			"`time` of silence after which a rank of tcp is lost, the same on all machines; otherwise " +
+			"`time` without data after which a rank of tcp counts as lost, the same on all machines; by default " +
 				tcp.DefaultSilence.String(),
 		},
 	} {

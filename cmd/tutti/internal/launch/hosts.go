@@ -31,7 +31,7 @@ type Slots struct {
 	Ranks int    // 1 and up
 }
 
-// ParseSlots reads hosts in the notation of mpirun: names with commas between, each with a colon and its number of
+// ParseSlots reads hosts in the notation of mpirun: names separated by commas, each with a colon and its number of
 // ranks, or with one rank. A name that comes again has more ranks. IPv6 addresses are in brackets.
 func ParseSlots(text string) (all []Slots, err error) {
 	for word := range strings.SplitSeq(text, ",") {

@@ -259,7 +259,7 @@ func (a *agent) connect(ctx context.Context) error {
 func (a *agent) environment(secret secret, addresses []string) (*tls.Config, error) {
 	for _, address := range addresses {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			return nil, fmt.Errorf("%w: --join takes HOST:PORT, or several with commas between", err)
+			return nil, fmt.Errorf("%w: --join takes HOST:PORT, or several separated by commas", err)
 		}
 	}
 	host, port, _ := net.SplitHostPort(addresses[0])

@@ -115,11 +115,11 @@ func (c Config) Validate() error {
 		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next",
 			c.Outer.Delay, c.Outer.Every/fragments, fragments)
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
-		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
+		return errors.New("--elastic takes one pattern, such as --pattern dense, and one codec of values")
 	case c.Elastic && c.Patience < 0:
 		return bad("patience", c.Patience, "0 s or more")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
-		return errors.New("an elastic training has no outer loop and no hosts")
+		return errors.New("--elastic excludes --outer and --hosts")
 	case c.Reproducible == 0 && c.ReproducibleBits != 0:
 		return errors.New("there are no microbatches (--reproducible) whose bits are set")
 	case c.Reproducible < 0 || c.Reproducible > c.Batch:
