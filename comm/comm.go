@@ -1,48 +1,32 @@
-// Package comm lets the ranks of a job communicate: collectives, messages and
-// barriers, over whatever backend moves the bytes.
+// Package comm lets the ranks of a job communicate: collectives, messages and barriers, over any backend.
 //
-// A [Communicator] is one rank's handle on a group of ranks. Backends live in
-// packages below this one (comm/noop, comm/local, comm/mpi, comm/tcp, comm/nccl,
-// and comm/p2p over another one) and pass the suite in comm/commtest; code that uses
-// them sees only this package.
+// A [Communicator] is one rank's handle on a group of ranks. Backends are the packages below this one: comm/noop,
+// comm/local, comm/mpi, comm/tcp, comm/nccl, and comm/p2p on top of another one. They take calls as values ([Call],
+// [Wait]; package comm/backend is for their authors), and decorators forward these ([Methods], [Waits]). All pass the
+// suite in comm/commtest.
 //
 // # Buffers
 //
-// A buffer is an address (uintptr), an element count and a [dtype.DType]. Host
-// backends take host addresses that the garbage collector does not move
-// (runtime/cpu), GPU backends device addresses. Package distributed puts a
-// safe, tensor-level layer on top.
+// A buffer is an address (uintptr), an element count and a [dtype.DType]. Host backends take host addresses that the
+// garbage collector does not move (runtime/cpu), GPU backends device addresses. Package distributed is a safe layer on
+// tensors.
 //
 // # Order and completion
 //
-// Operations of one communicator behave as if executed in the order in which
-// the rank submitted them: an operation may use the result of an earlier one
-// without a Sync in between. A method returns when its operation is submitted;
-// from then until the next Sync or Barrier returns, its buffers belong to the
-// communicator. All ranks of a communicator submit the same collectives in the
-// same order.
+// Operations of one communicator behave as if executed in the order in which the rank submitted them: an operation may
+// use the result of an earlier one. A method returns when its operation is submitted; from then until the next Sync or
+// Barrier returns, its buffers belong to the communicator. All ranks submit the same collectives in the same order.
 //
-// Send and Recv match by source, destination and tag, in submission order. A send may wait for its receive, so an
-// exchange (each of two ranks sends to the other) must put both into one [Communicator.Group] to be portable. A tag
-// is any uint32. Messages may be received in another order than they were sent. The cost of a message does not depend
-// on how many others wait, except when an MPI library searches them. A backend that cannot match tags (NCCL) matches
-// by order alone: portable code also receives from a rank in the order in which that rank sends.
-//
-// # Backends and decorators
-//
-// Each method that moves data stands for a [Call], and each that waits for a
-// [Wait]. A backend takes them as such values (package comm/backend), and a decorator is
-// a function of a call and one of a wait ([Methods], [Waits]), which forward the value
-// ([Call.Make], [Wait.Make]). Package comm/instrument adds the decorators that explain a hang, if
-// the environment asks for them.
+// Send and Recv match by source, destination and tag (any uint32), in submission order. A send may wait for its
+// receive: put an exchange between two ranks into one [Communicator.Group]. Messages with different tags may be
+// received in any order, except over NCCL, which ignores tags: portable code receives from a rank in the order in
+// which that rank sends.
 //
 // # Errors
 //
-// Arguments are checked before anything is sent (package comm/backend). Errors are
-// [*OpError] wrapping a sentinel, to be tested with errors.Is. After an error
-// that leaves ranks out of step (a timeout, a dead peer, a mismatch) the
-// communicator is aborted: every later call fails with [ErrBroken] and the
-// first cause.
+// Arguments are checked before anything is sent. Errors are [*OpError] wrapping a sentinel, for errors.Is. After an
+// error that leaves ranks out of step (a timeout, a dead peer, a mismatch) the communicator is aborted: every later
+// call fails with [ErrBroken] and the first cause.
 package comm
 
 import (
@@ -143,6 +127,8 @@ type Communicator interface {
 	Send(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) error
 	// Recv receives count elements from rank src. A message of another length
 	// or type is [ErrMismatch].
+	//
+	// The cost of a message does not depend on how many others wait, except when an MPI library searches them.
 	Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error
 	// Group starts calls together, so that they may wait for each other. They are not ordered among themselves, so
 	// none may use another's result. All of them are submitted or, after an error, none. Group fails if an argument of
