@@ -102,7 +102,7 @@ var ErrVersion = errors.New("it is of another version of this library: all proce
 const (
 	Silence  = "it did not say who it is"
 	Language = "it does not speak this protocol"
-	Plain    = Language + ": what it says is no TLS"
+	Plain    = Language + ": it does not use TLS"
 	Nameless = "it speaks TLS, but has no certificate: it is no process of a job"
 	Foreign  = "it speaks TLS, but its certificate is another program's"
 	Secret   = "it knows another secret: it is of another job, " +
