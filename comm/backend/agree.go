@@ -9,14 +9,13 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// Agree compares what the ranks of a communicator have called as one collective,
-// in rank order, before their memory is touched. A Barrier or Split is a Call with that
-// Op and nothing else. Addresses are not compared. Lists are: after nil, RecvPart on one
-// rank and SendPart on the other have the same length.
+// Agree compares the calls of a communicator's ranks that form one collective, in rank order, before their memory is
+// touched. A Barrier or Split is a Call with that Op and nothing else. Addresses are not compared, but lists are: if
+// Agree returns nil, RecvPart on one rank and SendPart on the other have the same length.
 //
-// If the ranks disagree, the error wraps [comm.ErrMismatch] and says who called what.
-// Every rank that took part returns it, not [comm.ErrPeerFailed]: a rank that learns of
-// a peer's abort because of a mismatch passes that on.
+// If the ranks disagree, the error wraps [comm.ErrMismatch] and names each rank's call. Every rank that took part
+// returns it instead of [comm.ErrPeerFailed]: a rank that learns of a peer's abort because of a mismatch passes the
+// mismatch on.
 func Agree(calls []comm.Call) error {
 	first := &calls[0]
 	differs := func(c comm.Call) bool {
@@ -73,7 +72,7 @@ func AgreeOnMessage(sender int, send *comm.Call, receiver int, recv *comm.Call) 
 	return fmt.Errorf("%w: rank %d called %v; rank %d called %v", comm.ErrMismatch, sender, send, receiver, recv)
 }
 
-// whoCalledWhat lists the ranks by what they called.
+// whoCalledWhat lists the ranks by their calls.
 func whoCalledWhat(calls []comm.Call) string {
 	var variants []string
 	callers := map[string][]int{}

@@ -7,10 +7,10 @@ import (
 )
 
 // Backend moves the bytes of one rank. [New] makes a [comm.Communicator] from it, whose methods check arguments and
-// keep the communicator's [Life].
+// manage the communicator's [Life].
 //
-// Errors need not name the operation: those that are not an [*comm.OpError] are wrapped
-// in one. An error that is not [Refused] aborts the communicator.
+// Errors need not name the operation: an error that is not an [*comm.OpError] is wrapped in one. An error that is not
+// [Refused] aborts the communicator.
 type Backend interface {
 	// Submit starts a call. Submit, SubmitTogether, and Wait of a Barrier or Split return [Life.Err] if it is not nil,
 	// and check it under the lock under which they accept a call. (Otherwise, calls that they accept during Close are
@@ -34,22 +34,21 @@ type Backend interface {
 	Release(ctx context.Context) error
 }
 
-// Base is a [comm.Communicator] made of a [Backend]. A handle that has more methods
-// embeds it, and keeps the backend in a field: its Abort is another one. A handle with a
-// cleanup for the garbage collector is not referred to by its backend, and keeps itself
-// alive through Wait and Close; see comm/local.
+// Base is a [comm.Communicator] made from a [Backend]. A handle with more methods embeds it, and keeps the backend in
+// a field, because the backend's Abort is a different method. A handle with a cleanup for the garbage collector must
+// not be referenced by its backend, and must stay alive through Wait and Close; see comm/local.
 type Base struct {
 	comm.Methods
 	comm.Waits
 	check *Check // of arguments, before each call
-	life  *Life  // of the communicator; refuses calls when it has ended
+	life  *Life  // lifecycle of the communicator; refuses calls after its end
 }
 
-// New returns a communicator that passes the calls that check accepts to b, and whose life is l. Nothing may fail the
-// life before.
+// New returns a communicator that passes the calls that check accepts to b, and whose lifecycle is l. l must not have
+// failed yet.
 func New(check *Check, l *Life, b Backend) *Base {
 	base := &Base{check: check, life: l}
-	do := func(c comm.Call) error { // no method, so that a call is not copied once more
+	do := func(c comm.Call) error { // a closure, so that a call is not copied once more
 		if err := check.Call(&c); err != nil {
 			return err
 		}
@@ -89,7 +88,7 @@ func (b *Base) wait(ctx context.Context, w comm.Wait) (comm.Communicator, error)
 	return child, nil
 }
 
-// waitAndAdopt is wait with errors as they are.
+// waitAndAdopt is wait without wrapping errors.
 func (b *Base) waitAndAdopt(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	if err := b.life.Err(); err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (b *Base) waitAndAdopt(ctx context.Context, w comm.Wait) (comm.Communicator
 		return nil, err
 	}
 	if err != nil {
-		_ = comm.CloseAll(child, err) // its other ranks may have theirs
+		_ = comm.CloseAll(child, err) // its other ranks may have their sub-communicators
 		return nil, err
 	}
 	if err := b.life.Adopt(child); err != nil {
@@ -108,7 +107,7 @@ func (b *Base) waitAndAdopt(ctx context.Context, w comm.Wait) (comm.Communicator
 	return child, nil
 }
 
-// opGroup is what errors of a group name.
+// opGroup is the operation named by errors of a group.
 const opGroup = "group"
 
 // Rank implements [comm.Communicator].

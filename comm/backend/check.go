@@ -30,7 +30,7 @@ type Check struct {
 	SupportsType func(dt dtype.DType) error
 }
 
-// Fail wraps err in an [*comm.OpError] of this rank, unless it is one.
+// Fail wraps err in an [*comm.OpError] of this rank, unless it already is one.
 func (c *Check) Fail(op string, err error) error {
 	if _, ok := err.(*comm.OpError); ok {
 		return err
@@ -43,7 +43,7 @@ func (c *Check) Fail(op string, err error) error {
 	}
 }
 
-// Unreachable is the error of a [MemoryChecker] for memory of d; advice names the memory that it does reach, or a
+// Unreachable returns the error of a [MemoryChecker] for memory of d; advice names the memory that it can access, or a
 // remedy.
 func (c *Check) Unreachable(d runtime.Device, advice string) error {
 	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, advice))
@@ -51,7 +51,7 @@ func (c *Check) Unreachable(d runtime.Device, advice string) error {
 
 func (c *Check) fail(op comm.Op, err error) error { return c.Fail(op.String(), err) }
 
-// wrong is the error of an argument.
+// wrong returns the error of an argument.
 func (c *Check) wrong(op comm.Op, format string, values ...any) error {
 	return c.fail(op, fmt.Errorf("%w: "+format, append([]any{comm.ErrArgument}, values...)...))
 }
@@ -121,7 +121,7 @@ func (c *Check) Call(x *comm.Call) error {
 }
 
 // Group checks the calls of a group, and that none of its messages, which are not ordered, writes memory that another
-// one uses.
+// message uses.
 func (c *Check) Group(calls []comm.Call) error {
 	messages := 0
 	for i := range calls {
@@ -146,8 +146,7 @@ func (c *Check) Group(calls []comm.Call) error {
 // conflict finds two messages that use the same memory, at least one of them
 // writing it.
 func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
-	// In the order of their addresses, it is enough to know what of those before
-	// reaches farthest. A few messages are put in order where they are.
+	// In order of addresses, only the earlier message that ends latest matters. A few messages are sorted in place.
 	var few [16]*comm.Call
 	list := few[:0]
 	if messages > len(few) {
@@ -163,7 +162,7 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 		startY, _ := messageMemory(y)
 		return cmp.Compare(startX, startY)
 	})
-	var farthest, written *comm.Call // of all, and of those that write
+	var farthest, written *comm.Call // of all messages, and of those that write
 	for _, x := range list {
 		start, _ := messageMemory(x)
 		against := written
@@ -211,7 +210,7 @@ func (c *Check) allGatherV(x *comm.Call) error {
 	if inOrder(x.RecvCounts, x.RecvDispls) && (inPlace || disjointMemory(x.Send, count*size, x.Recv, extent*size)) {
 		return nil
 	}
-	sends := 1 // the same region to everybody
+	sends := 1 // the same memory for all
 	if inPlace {
 		sends = 0
 	}
@@ -342,8 +341,7 @@ func (c *Check) parts(
 	return c.disjoint(op, part, bytes, whole, bytes*c.WorldSize)
 }
 
-// extent checks counts and displacements of a V-collective and returns the
-// number of elements that the buffer spans.
+// extent checks counts and displacements of a V-collective, and returns the number of elements that the buffer spans.
 func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) (int, error) {
 	if len(counts) != c.WorldSize {
 		return 0, c.wrong(op, "%s has length %d, want %d", countsRole, len(counts), c.WorldSize)
@@ -409,7 +407,7 @@ func (c *Check) regions(x *comm.Call, sends int) error {
 	return c.wrong(x.Op, "%s and %s overlap", regionText(x, a), regionText(x, b))
 }
 
-// regionText says which elements of which buffer of a V-collective a part has.
+// regionText says which elements of a buffer of a V-collective a part is.
 func regionText(x, part *comm.Call) string {
 	role := "recv"
 	base := x.Recv

@@ -10,20 +10,20 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// InFlight describes what a rank waits for, in the same words on every backend:
+// InFlight describes the operations that a rank waits for, in the same words on every backend:
 //
 //	allreduce of 1024 f32, sum (collective #7), nothing from rank 2; 3 operations behind that
 type InFlight struct {
 	Collective comm.Call   // the oldest collective in flight
 	Number     uint64      // its number, from 1; 0 if none is in flight, or it has none
-	Missing    []int       // ranks from which it lacks something
-	Unreceived []int       // other ranks that have not received all that was sent to them
-	Reports    []string    // what is known about these ranks
+	Missing    []int       // ranks whose data is missing
+	Unreceived []int       // other ranks that have not received everything sent to them
+	Reports    []string    // known facts about these ranks
 	Messages   []comm.Call // in flight; nil for none
 	Behind     int         // other operations in flight
 }
 
-// maxNamed is how many messages the text of an InFlight names.
+// maxNamed is the number of messages that the text of an InFlight names.
 const maxNamed = 4
 
 // String returns the text, "nothing" if nothing is in flight.
@@ -78,17 +78,16 @@ func (e Extent) calls() uint64 {
 	return e.Collectives + e.Messages
 }
 
-// Ledger numbers the calls of a rank, and remembers the last ones, for a backend that
-// keeps no list of what is in flight. The zero value is ready; any goroutine
-// may use it. It allocates nothing.
+// Ledger numbers the calls of a rank, and remembers the last ones, for a backend without a list of operations in
+// flight. The zero value is ready; any goroutine may use it. It allocates nothing.
 type Ledger struct {
 	mu     sync.Mutex        // guards the fields below
-	begun  Extent            // calls that were submitted; guarded by mu
-	done   Extent            // the first of them that are known to be done; guarded by mu
+	begun  Extent            // calls submitted; guarded by mu
+	done   Extent            // calls known to be complete, without gaps; guarded by mu
 	recent [remembered]entry // call n is in recent[n % remembered]; guarded by mu
 }
 
-// remembered is how many calls a Ledger can name.
+// remembered is the number of calls that a Ledger can name.
 const remembered = 64
 
 // entry is a call without addresses and lists, and its number among its kind.
@@ -130,28 +129,28 @@ func (l *Ledger) Last() string {
 	return InFlight{Collective: last.call, Number: last.number}.String()
 }
 
-// Begun returns how many calls were submitted.
+// Begun returns the number of calls submitted.
 func (l *Ledger) Begun() Extent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.begun
 }
 
-// Idle reports whether all calls are known to be done.
+// Idle reports whether all calls are known to be complete.
 func (l *Ledger) Idle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.begun == l.done
 }
 
-// Done notes that the calls within an extent are done.
+// Done records that the calls within an extent are complete.
 func (l *Ledger) Done(calls Extent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.done = l.done.Max(calls)
 }
 
-// Progress returns what [Progresser] does.
+// Progress implements [Progresser].
 func (l *Ledger) Progress() Progress {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,8 +160,8 @@ func (l *Ledger) Progress() Progress {
 	}
 }
 
-// InFlight describes the calls that are not known to be done: the oldest one that is remembered, and the number of
-// calls behind it.
+// InFlight describes the calls not known to be complete: the oldest one that is remembered, and the number of later
+// ones.
 func (l *Ledger) InFlight() (f InFlight) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

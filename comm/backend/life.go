@@ -37,11 +37,11 @@ type Life struct {
 	// [AbortTimeout]; [HostTimeout] if it is 0.
 	Timeout time.Duration
 
-	down   atomic.Pointer[error] // what calls are refused with, nil if they are not
-	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause; to nil if Release came before one
-	known  atomic.Bool           // the user has been told the cause
+	down   atomic.Pointer[error] // the error of refused calls; nil if calls are accepted
+	broken atomic.Pointer[error] // an [comm.ErrBroken] with the first cause; points to nil if Release came first
+	known  atomic.Bool           // the user has received the cause
 
-	base    *Base   // without the handle around it, which the garbage collector may take
+	base    *Base   // without the handle around it, which may be garbage collected
 	backend Backend // whose Abort and Release are called; nil before New
 
 	mu       sync.Mutex              // guards context, end, aborting and children
@@ -51,9 +51,9 @@ type Life struct {
 	children []comm.Communicator     // sub-communicators that may be open
 
 	closing atomic.Bool // Close or Forget was called
-	closes  sync.Once   // has Close do its work once
+	closes  sync.Once   // makes Close do its work once
 	ending  sync.Mutex  // held during Backend.Abort and Backend.Release
-	aborted bool        // Abort was called, or must not be any more
+	aborted bool        // Abort was called, or must not be called any more
 }
 
 // brokenError is an [comm.ErrBroken] with its cause.
@@ -72,9 +72,9 @@ func Cause(err error) error {
 	return err
 }
 
-// Err returns why a call is refused: [comm.ErrClosed], [comm.ErrBroken] with the first
-// cause, or nil. A backend asks under the lock under which it accepts a call, so that a
-// call comes before a Close and is waited for, or is refused.
+// Err returns the reason why calls are refused: [comm.ErrClosed], [comm.ErrBroken] with the first cause, or nil. A
+// backend calls it under the lock under which it accepts a call, so that a call either comes before a Close, which
+// waits for it, or is refused.
 func (l *Life) Err() error {
 	if down := l.down.Load(); down != nil {
 		return *down
@@ -103,13 +103,13 @@ func (l *Life) Cause() error {
 func (l *Life) Closed() bool { return l.closing.Load() }
 
 // Fail marks the communicator aborted because of cause, which leaves the ranks out of step, and ends the contexts of
-// Until. It returns false, and does nothing, after an earlier cause and after the beginning of Release. From a
-// [comm.ErrBroken] it takes the cause, which aborted a communicator below.
+// Until. It returns false, and does nothing, after an earlier cause and after Release has begun. If cause is a
+// [comm.ErrBroken], Fail uses its cause, which aborted a communicator below.
 func (l *Life) Fail(cause error) (first bool) {
 	var broken error = &brokenError{Cause(cause)}
 	first = l.broken.CompareAndSwap(nil, &broken)
 	if earlier := l.broken.Load(); *earlier != nil {
-		l.down.CompareAndSwap(nil, earlier) // whoever was first may not have come to this
+		l.down.CompareAndSwap(nil, earlier) // the first caller may not have stored it yet
 	}
 	if !first {
 		return false
@@ -136,8 +136,8 @@ func (l *Life) failed() chan struct{} {
 	return l.aborting
 }
 
-// Until returns a context that ends with ctx, when Fail is called, and when Close is. It is for work that is not
-// worth finishing once the communicator closes. The context's cause says which of them ended it.
+// Until returns a context that ends with ctx, on Fail, and on Close. It is for work that is not worth finishing once
+// the communicator closes. The context's cause tells which of them ended it.
 func (l *Life) Until(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.mu.Lock()
 	if l.context == nil {
@@ -177,7 +177,7 @@ func (l *Life) Explain(op string, err error) error {
 	return l.base.check.Fail(op, err)
 }
 
-// abort has the backend abort, once, after Fail. It returns when that is done.
+// abort makes the backend abort, once, after Fail. It returns after that.
 func (l *Life) abort() {
 	l.ending.Lock()
 	defer l.ending.Unlock()
@@ -232,7 +232,7 @@ func (l *Life) closeOnce() error {
 	return err
 }
 
-// Forget marks as closed a communicator that nobody can close any more, so that its parent drops it. It does not call
+// Forget marks a communicator as closed that nobody can close any more, so that its parent drops it. It does not call
 // the backend.
 func (l *Life) Forget() {
 	refusal := comm.ErrClosed
@@ -249,11 +249,11 @@ func (l *Life) bounded(f func(context.Context) error) error {
 
 func (l *Life) timeout() time.Duration { return cmp.Or(l.Timeout, HostTimeout) }
 
-// Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. [Base] adopts the communicators
-// that Split makes.
+// Adopt registers a sub-communicator, or closes it if this communicator was closed in the meantime. [Base] adopts the
+// communicators that Split makes.
 func (l *Life) Adopt(child comm.Communicator) error {
 	if l.closing.Load() {
-		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
+		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have their sub-communicators
 		return comm.ErrClosed
 	}
 	if c, ok := child.(interface{ lifeOf() *Life }); ok {
@@ -268,7 +268,7 @@ func (l *Life) Adopt(child comm.Communicator) error {
 // gone reports whether a sub-communicator is closed, and all of its sub-communicators.
 func gone(c comm.Communicator) bool { return closed(c) && len(descendants(c)) == 0 }
 
-// closed does not ask Err where it need not, which tells the user why c has aborted.
+// closed avoids calling Err, which tells the user why c was aborted.
 func closed(c comm.Communicator) bool {
 	if b, ok := comm.As[interface{ lifeOf() *Life }](c); ok {
 		return b.lifeOf().Closed()
@@ -276,7 +276,7 @@ func closed(c comm.Communicator) bool {
 	return errors.Is(c.Err(), comm.ErrClosed)
 }
 
-// descendants returns the sub-communicators of c that are open, with theirs.
+// descendants returns the open sub-communicators of c, and theirs.
 func descendants(c comm.Communicator) []comm.Communicator {
 	if p, ok := comm.As[Parent](c); ok {
 		return p.SubCommunicators()
@@ -299,7 +299,7 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 }
 
 // Refused reports whether a call with this error took no part in an operation, so that the ranks are still in step.
-// Its arguments were wrong, the backend cannot do it or has no room for it, or the communicator was closed.
+// Its arguments were wrong, the backend does not support it or has no room for it, or the communicator was closed.
 func Refused(err error) bool {
 	is := func(sentinel error) bool {
 		return errors.Is(err, sentinel)
@@ -308,10 +308,10 @@ func Refused(err error) bool {
 }
 
 var (
-	// outOfStep are sentinels after which ranks are out of step. Their cause may be anything, as it may be
-	// another rank's.
+	// outOfStep are sentinels after which ranks are out of step. They may wrap any cause, since it may be another
+	// rank's.
 	outOfStep = []error{comm.ErrBroken, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}
-	// refusals are sentinels of calls that took no part.
+	// refusals are sentinels of calls that took no part in an operation.
 	refusals = []error{
 		comm.ErrArgument,
 		comm.ErrUnsupported,

@@ -8,29 +8,27 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Parent is implemented by communicators that know their sub-communicators: all that [New]
-// makes. [comm.CloseAll] and [comm.AbortAll] use it.
+// Parent is implemented by communicators that know their sub-communicators, as all that [New] makes do.
+// [comm.CloseAll] and [comm.AbortAll] use it.
 type Parent interface {
-	// SubCommunicators returns the sub-communicators that are not closed, and theirs, each after its own
-	// sub-communicators.
+	// SubCommunicators returns the open sub-communicators, and theirs, each after its own sub-communicators.
 	SubCommunicators() []comm.Communicator
 }
 
-// MemoryChecker is implemented by communicators that reach only some memory; see
-// [comm.CheckDevice].
+// MemoryChecker is implemented by communicators that cannot access all memory; see [comm.CheckDevice].
 type MemoryChecker interface {
-	// CheckDevice returns an error wrapping [comm.ErrDevice] for memory that the
-	// communicator cannot read and write, naming what would help.
+	// CheckDevice returns an error wrapping [comm.ErrDevice] for memory that the communicator cannot access, and names
+	// a remedy.
 	CheckDevice(d runtime.Device) error
 }
 
-// Progress is how far the operations of one rank have come.
+// Progress is the progress of one rank's operations.
 type Progress struct {
-	Collectives Count // those that move data, and Barrier and Split
+	Collectives Count // collectives that move data, and Barrier and Split
 	Messages    Count // sends and receives
 }
 
-// Count is the number of operations that a rank has submitted, and how many of them, the first ones, are done.
+// Count is the number of operations that a rank has submitted, and the number of leading ones that are complete.
 type Count struct{ Submitted, Done uint64 }
 
 // Progresser is implemented by communicators that know which of their operations are done
@@ -39,14 +37,13 @@ type Count struct{ Submitted, Done uint64 }
 // A decorator that issues its own calls must also implement Progresser. A zero Progress
 // means "unknown".
 type Progresser interface {
-	// Progress does not wait; at most it asks a device whether that is idle. Every call,
-	// Barrier and Split counts once, in the order of submission. An operation is done when
-	// this rank may read its result.
+	// Progress does not wait; at most it queries whether a device is idle. Every call, Barrier and Split counts once,
+	// in the order of submission. An operation is complete when this rank may read its result.
 	Progress() Progress
 }
 
-// Rounder is implemented by communicators that sum up rounded values in one operation. It is
-// optional: AllToAll and AllGather between kernels do the same.
+// Rounder is implemented by communicators that sum rounded values in one operation. It is optional: AllToAll and
+// AllGather between kernels give the same result.
 type Rounder interface {
 	// AllReduceRounded submits, as AllReduce does, the sums over all ranks of src.N F32
 	// values, which travel in a codec. The values are those at src.X or, with src.Grad, the
@@ -68,17 +65,15 @@ type Rounder interface {
 	AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error
 }
 
-// ListSharer is implemented by communicators whose ranks write lists of entries into each
-// other's memory. It is optional: AllGather of lists with room for the maximum of entries
-// does the same.
+// ListSharer is implemented by communicators whose ranks write lists of entries into each other's memory. It is
+// optional: AllGather of lists with room for the maximum number of entries gives the same result.
 type ListSharer interface {
-	// ShareLists makes memory for the lists of all ranks, of up to n entries each. It is
-	// collective: all ranks pass the same n. [comm.ErrUnsupported], on all ranks alike, means
-	// that there is none.
+	// ShareLists allocates memory for the lists of all ranks, of up to n entries each. It is collective: all ranks
+	// must pass the same n. It returns [comm.ErrUnsupported] on all ranks alike if there is no such memory.
 	ShareLists(ctx context.Context, n int) (SharedLists, error)
 }
 
-// SharedLists is memory for a list of each rank, which is gathered again and again.
+// SharedLists is memory for a list of each rank, which can be gathered repeatedly.
 type SharedLists interface {
 	// Lists returns where the lists are, in rank order: each has room for n entries, and its
 	// length on the device. [kernel.Entries].Shared of this rank's list is set. The lists
@@ -91,7 +86,6 @@ type SharedLists interface {
 	// kernel that made the list has written it to the other ranks; otherwise Gather does.
 	// Each list that a kernel has written so is gathered once.
 	Gather(list kernel.Entries) error
-	// Close gives the memory back. It is not collective. Nothing of this rank may use the
-	// lists any more.
+	// Close frees the memory. It is not collective. Nothing on this rank may use the lists afterwards.
 	Close() error
 }

@@ -31,13 +31,13 @@ type Worker interface {
 
 // serial is the [Backend] of a [Worker].
 type serial struct {
-	life   Life      // sound, aborted or closed
+	life   Life      // lifecycle of the communicator
 	ledger Ledger    // numbers the calls
-	worker Worker    // does the calls
-	leave  sync.Once // has the worker leave once
+	worker Worker    // runs the calls
+	leave  sync.Once // makes the worker leave once
 
 	mu   sync.Mutex    // guards last, and keeps submissions in order
-	last chan struct{} // closed when what was submitted last is done
+	last chan struct{} // closed when the latest submission is complete
 }
 
 // NewSerial returns the communicator of the rank that w implements. Submissions run one after the other, each on a
@@ -64,7 +64,7 @@ func (s *serial) SubmitTogether(calls []comm.Call) error {
 	return err
 }
 
-// submit has work done after what was submitted before.
+// submit runs work after everything submitted before.
 func (s *serial) submit(calls []comm.Call, work func() error) (done <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +122,7 @@ func (s *serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 	case <-done:
 	case <-ctx.Done():
 		select {
-		case <-done: // there was nothing to wait for
+		case <-done: // nothing was in flight
 		default:
 			err := s.ledger.InFlight().Error(ctx)
 			first := s.fail(err)
@@ -144,7 +144,7 @@ func (s *serial) Abort(ctx context.Context, cause error) {
 	s.ended(ctx)
 }
 
-// ended waits for what was submitted.
+// ended waits for all submissions.
 func (s *serial) ended(ctx context.Context) {
 	s.mu.Lock()
 	last := s.last

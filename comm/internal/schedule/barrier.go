@@ -7,13 +7,13 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Barrier waits until every rank has called it. op is the call that waits, and first says
-// that this is its first barrier: a Split has three, and one sequence number.
+// Barrier waits until every rank has called it. op is the call that waits; first marks its first barrier: a Split has
+// three, and one sequence number.
 //
-// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice. After the first
-// all ranks have come, and no rank leaves the second before all know. So no rank leaves the
-// barrier if one aborted before all had come. If one has left it, all leave it, also if that
-// one aborts next (see aborted), unless a rank aborts that is still in it.
+// It is a dissemination barrier (Hensgen, Finkel and Manber, 1988) done twice. After the first half all ranks have
+// arrived, and no rank leaves the second half before all know that. So no rank leaves the barrier if one aborted
+// before all had arrived. Once one rank has left, all leave, even if that rank aborts next (see aborted), unless a
+// rank aborts that is still in the barrier.
 func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 	if err := e.wait(ctx, op); err != nil {
 		return err
@@ -26,7 +26,7 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.passed > number {
-		return nil // whatever has come after that
+		return nil // regardless of later messages
 	}
 	return err
 }
@@ -53,8 +53,8 @@ func (p planner) barrier() {
 	p.add(o)
 }
 
-// stepBarrier tells the rank 1, 2, 4, … places ahead that all ranks up to this one have come,
-// and waits for the same message from the rank as far behind.
+// stepBarrier tells the rank 1, 2, 4, … places ahead that all ranks up to this one have arrived, and waits for the
+// same message from the rank as far behind.
 func stepBarrier(e *Engine, o *Op) bool {
 	rounds := bits.Len(uint(e.size - 1))
 	if o.phase == tagPhases*rounds {

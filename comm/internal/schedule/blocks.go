@@ -14,13 +14,13 @@ import "github.com/tutti-go/tutti/internal/hostops"
 //	step 3   reduce a share of C     take the results of B                            begin round 3
 //	step 4                           take the results of C
 
-// sharedReduce plans a reduction, and reports whether it goes over the segment.
+// sharedReduce plans a reduction, and reports whether it uses the segment.
 func (p planner) sharedReduce(to int) bool {
 	bytes := p.c.Bytes()
 	switch {
 	case p.segment.memory == nil:
 		return false
-	case to != nobody && p.size == 2: // where by shares as much is read, and more written
+	case to != nobody && p.size == 2: // shares would read as much, and write more
 		p.sharedWhole(to, pairBlockBytes/p.c.DType.Size())
 	case to != nobody && (p.size-1)*bytes <= wholeSharedLimit:
 		p.sharedWhole(to, p.c.Count)
@@ -30,7 +30,7 @@ func (p planner) sharedReduce(to int) bool {
 	return true
 }
 
-// sharedWhole plans a reduction in blocks of that many elements, which each rank reads in whole.
+// sharedWhole plans a reduction in blocks of this many elements, which each rank reads entirely.
 func (p planner) sharedWhole(to, block int) {
 	count := p.c.Count
 	for begin := 0; ; begin += block {
@@ -71,15 +71,15 @@ func (p planner) sharedBlocks(to int) {
 	p.add(o)
 }
 
-// streamBytes is the length of a result from which on stores to it bypass the caches, unless they are in place.
+// streamBytes is the length of a result from which stores to it bypass the caches, unless they are in place.
 const streamBytes = 8 << 20
 
-// streams reports whether stores to the result are to bypass the caches.
+// streams reports whether stores to the result bypass the caches.
 func (o *Op) streams() bool {
 	return o.send != o.recv && o.count*o.dt.Size() >= streamBytes
 }
 
-// blockOf returns the reduction of a block, and where it begins in the buffers.
+// blockOf returns the reduction of a block, and its offset in the buffers.
 func (o *Op) blockOf(i, size int) (r reduction, offset uintptr) {
 	begin := i * o.round.block
 	n := min(o.round.block, o.count-begin)
@@ -123,7 +123,7 @@ func stepSharedBlocks(e *Engine, o *Op) bool {
 	return ends
 }
 
-// writeBlock writes what other ranks need of a block to this rank's slot.
+// writeBlock writes the data of a block that other ranks need to this rank's slot.
 func (e *Engine) writeBlock(o *Op, i int) {
 	r, offset := o.blockOf(i, e.size)
 	slot := e.segment.now()[e.rank].operands()

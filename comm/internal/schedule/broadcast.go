@@ -1,8 +1,7 @@
 package schedule
 
-// treeLimit is how many bytes are broadcast along a tree, which needs the
-// fewest steps. Longer data is scattered and gathered by everybody, so that the
-// root sends it about twice instead of once per branch (van de Geijn).
+// treeLimit is the length up to which data is broadcast along a tree, which needs the fewest steps. Longer data is
+// scattered and then gathered by all, so that the root sends it about twice instead of once per branch (van de Geijn).
 const treeLimit = 64 << 10
 
 // broadcast plans a broadcast.
@@ -28,7 +27,7 @@ func (p planner) scatterAndGather(bytes int) {
 	gather.chained = true
 	for r := range p.size {
 		if r == p.rank {
-			continue // a rank keeps its own part where it is
+			continue // a rank's own part is already in place
 		}
 		if p.rank == root {
 			scatter.sends(r, r*part, length(r))
@@ -49,10 +48,9 @@ func (p planner) scatterAndGather(bytes int) {
 	}
 }
 
-// stepTree broadcasts along a binomial tree: in the order that starts at the
-// root, rank v receives from v without its lowest set bit, then sends to v
-// plus every lower power of two. Each rank sends an empty message to the one it
-// receives from: a rank that alone takes itself for the root waits for these.
+// stepTree broadcasts along a binomial tree: in the order that starts at the root, rank v receives from v without its
+// lowest set bit, then sends to v plus every lower power of two. Each rank sends an empty message to the rank that it
+// receives from: a rank that alone considers itself the root waits for these.
 func stepTree(e *Engine, o *Op) bool {
 	bytes := o.count * o.dt.Size()
 	root := int(o.peer)

@@ -7,18 +7,17 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// callLog is the collectives that a rank has called. All ranks of a communicator call the
-// same in the same order. The tags of their messages carry a fingerprint of everything called
-// so far (see tag), so that messages of ranks that disagree do not match. A rank that waits
-// in vain and the rank that it waits for compare their logs (see control.go).
+// callLog is the log of the collectives that a rank has called. All ranks of a communicator must make the same calls
+// in the same order. The tags of their messages carry a fingerprint of the log (see tag), so that messages of ranks
+// that disagree do not match. A rank that waits and the rank that it waits for compare their logs (see control.go).
 type callLog struct {
-	calls       uint64                 // how many; a Split counts thrice
-	sequence    atomic.Uint64          // how many for users, to whom a Split is one
-	fingerprint uint64                 // of all of them, in order
+	calls       uint64                 // number of calls; a Split counts three times
+	sequence    atomic.Uint64          // number of calls for users, for whom a Split counts once
+	fingerprint uint64                 // hash of all calls, in order
 	recent      [remembered]loggedCall // the last ones, by number
 }
 
-// remembered is how many calls can be named afterwards.
+// remembered is the number of calls that can be named afterwards.
 const remembered = 256
 
 // loggedCall is a call, the fingerprint of all calls up to it, and its sequence number for
@@ -34,7 +33,7 @@ func (l *callLog) add(e entry, counts []int) {
 	if e.op == comm.OpAllGatherV {
 		for _, n := range counts {
 			r.count = int(mix(uint64(r.count), uint64(n)))
-			// Not r.count: what was mixed alike before, as the same numbers in earlier calls, would cancel it.
+			// Not r.count: numbers that earlier calls mixed in the same way would cancel it.
 			l.fingerprint = mix(l.fingerprint, uint64(n))
 		}
 	}
@@ -45,9 +44,8 @@ func (l *callLog) add(e entry, counts []int) {
 	l.calls++
 }
 
-// mix returns h changed by x: another result for another x, with all bits of the
-// upper half likely to differ. It makes fingerprints, which show that ranks disagree, and no names: an x that was
-// mixed before may cancel itself.
+// mix returns h changed by x: another x gives another result, which is likely to differ in all bits of the upper half.
+// It makes fingerprints, which show that ranks disagree, but not names: an x that was mixed before may cancel itself.
 func mix(h, x uint64) uint64 {
 	h = (h ^ x) * 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio (Knuth)
 	return h ^ h>>32
@@ -63,14 +61,12 @@ func (l *callLog) call(number uint64) *loggedCall {
 	return &l.recent[number%remembered]
 }
 
-// Internal tags are made of the number of an operation (modulo tagWindow), the
-// half of it that a message belongs to, and as many bits of the fingerprint as
-// the wire leaves room for: with MPI 4 if MPI_TAG_UB is the smallest that the standard
-// allows, 17 with MPICH over UCX, 20 with Open MPI. A disagreement that these bits do not
-// show appears in those of the next call. Messages of two operations that share
-// a tag, a window apart, stay apart because wires keep the order of messages
-// between two ranks, operations start in order, and no two of them that are a
-// window apart are active (see Engine.ready).
+// Internal tags consist of the number of an operation (modulo tagWindow), the half of it that a message belongs to,
+// and as many bits of the fingerprint as the wire has room for. With MPI these are 4 bits if MPI_TAG_UB is the
+// smallest that the standard allows, 17 bits with MPICH over UCX, and 20 bits with Open MPI. A disagreement that these
+// bits do not show appears in those of the next call. Two operations a window apart share a tag. Their messages stay
+// apart, because wires keep the order of messages between two ranks, operations start in order, and no two operations
+// a window apart are active (see Engine.ready).
 const (
 	tagPhases = 2
 	tagWindow = 256
@@ -82,7 +78,7 @@ func (e *Engine) tag(seq uint64) uint64 {
 	return firstTag + seq%tagWindow*tagPhases + e.log.fingerprint>>e.tagShift*tagWindow*tagPhases
 }
 
-// disagreement is the error that names the calls of two ranks.
+// disagreement returns the error that names the calls of two ranks.
 func (e *Engine) disagreement(peer int, peerCall, call *loggedCall) error {
 	number := call.sequence
 	a, b := e.rank, peer

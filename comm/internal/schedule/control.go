@@ -10,21 +10,21 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// Control messages are small messages between ranks on the internal communicator. Nobody
-// waits for them: a rank looks for them when it has waited a while, and the progress
-// goroutine does now and then. So they cost nothing while all goes well.
+// Control messages are small messages between ranks on the internal communicator. Nobody waits for them: a rank polls
+// them when it has waited for some time, and the progress goroutine does occasionally. They cost nothing while nothing
+// fails.
 
-// controlMessage is one of them.
+// controlMessage is a control message.
 type controlMessage struct {
 	kind   controlKind // what it tells
-	calls  uint64      // collectives that the sender has called
-	passed uint64      // and those up to the last barrier or Split that it has left
-	// Messages of users that the sender has sent to the receiver, and those that it expects
-	// or has received from it.
+	calls  uint64      // number of collectives that the sender has called
+	passed uint64      // the same up to the last barrier or Split that it has left
+	// Numbers of users' messages that the sender has sent to the receiver, and that it expects or has received from
+	// it.
 	sent, received uint64
 
 	number uint64                  // of a status report: the collective that waits
-	recent [reportCalls]loggedCall // and the calls up to that, oldest first
+	recent [reportCalls]loggedCall // the calls up to that one, oldest first
 	length uint64                  // of a failure: the length of its text
 	text   [controlTextLength]byte // of a failure; length bytes of it are set
 }
@@ -66,11 +66,10 @@ const (
 	stallReport controlKind = iota
 	// goodbye: the sender closes the communicator. It is its last control message.
 	goodbye
-	// failure: the sender's communicator is aborted; mismatch: because ranks disagree. It
-	// is its last control message.
+	// failure: the sender's communicator is aborted; mismatch: because ranks disagree. The last control message.
 	failure
 	mismatch
-	// lost stands for the last message of a rank that the wire cannot reach any more.
+	// lost replaces the last message of a rank that the wire can no longer reach.
 	lost
 )
 
@@ -82,15 +81,15 @@ const (
 // ControlBytes is the length of a control message: fixed, in the byte order of the host.
 var ControlBytes = len(hostmem.Bytes(make([]controlMessage, 1)))
 
-// peer is what an engine knows of another rank.
+// peer is an engine's knowledge about another rank.
 type peer struct {
 	sent, received uint64          // messages of users to and from it
 	report         *controlMessage // its latest status report
-	agreed         bool            // its calls are the same up to that
-	last           *controlMessage // goodbye, failure or mismatch: it sends no more
+	agreed         bool            // its calls are the same up to that report
+	last           *controlMessage // goodbye, failure or mismatch; nothing follows it
 }
 
-// tell sends a control message to a rank, and reports whether the wire has taken it.
+// tell sends a control message to a rank, and reports whether the wire accepted it.
 func (e *Engine) tell(dest int, m controlMessage) bool {
 	p := &e.peers[dest]
 	m.calls = e.log.calls
@@ -108,7 +107,7 @@ func (e *Engine) notifyAll(m controlMessage) {
 	e.notified = true
 	e.segment.setLast(lastInFlight, e.passed)
 	for r := range e.size {
-		// A Looker refuses messages to ranks that are gone alone, perhaps not reported so yet; the others get theirs.
+		// A Looker refuses messages only to ranks that are gone, perhaps not reported yet; the others get theirs.
 		if r != e.rank && !e.tell(r, m) && e.looker == nil {
 			e.segment.setLast(lastUnsent, e.passed)
 		}
@@ -138,7 +137,7 @@ func (m *controlMessage) say(text string) {
 	m.length = uint64(copy(m.text[:], text))
 }
 
-// peerFailure is an error that another rank has sent to an engine.
+// peerFailure is an error that another rank has sent.
 type peerFailure struct {
 	on       *Engine // the engine that got it
 	text     string  // of the error of the other rank
@@ -148,8 +147,8 @@ type peerFailure struct {
 func (f *peerFailure) Error() string { return f.text }
 func (f *peerFailure) Unwrap() error { return f.sentinel }
 
-// Attend receives control messages and returns an error if they show that operations in flight
-// cannot complete, also if that was found before. The caller holds no lock.
+// Attend receives control messages and returns an error if they show, now or earlier, that operations in flight cannot
+// complete. The caller must hold no lock.
 func (e *Engine) Attend() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,7 +170,7 @@ func (e *Engine) attend() error {
 	}
 	for src := range e.peers {
 		if state, _ := e.segment.last(src); state == lastInFlight && e.peers[src].last == nil {
-			continue // that message says more
+			continue // that message has more information
 		}
 		if err := e.compare(src); err != nil {
 			return err
@@ -200,8 +199,8 @@ func (e *Engine) hear() error {
 	return nil
 }
 
-// hearFrom returns the next control message of a rank, nil if there is none, or what stands for its last one. A wait
-// that looks often allocates nothing here.
+// hearFrom returns the next control message of a rank, nil if there is none, or the replacement of its last one. It
+// allocates nothing for a wait that polls often.
 func (e *Engine) hearFrom(src int) (*controlMessage, error) {
 	bytes, err := e.wire.Hear(src)
 	if err != nil {
@@ -218,7 +217,7 @@ func (e *Engine) hearFrom(src int) (*controlMessage, error) {
 		return unsent(passed), nil
 	}
 	gone := e.wire.Gone(src)
-	if gone == nil || e.segment.due() { // what the rank wrote comes first
+	if gone == nil || e.segment.due() { // messages from the rank come first
 		return nil, nil
 	}
 	m := &controlMessage{kind: lost}
@@ -226,15 +225,15 @@ func (e *Engine) hearFrom(src int) (*controlMessage, error) {
 	return m, nil
 }
 
-// unsent stands for the last message of a rank that MPI has refused. The rank has called at
-// least what it has passed.
+// unsent replaces the last message of a rank that MPI has refused. The rank has called at least the collectives that
+// it has passed.
 func unsent(passed uint64) *controlMessage {
 	m := &controlMessage{kind: failure, calls: passed, passed: passed}
 	m.say("why could not be sent")
 	return m
 }
 
-// keep remembers a control message.
+// keep stores a control message.
 func (e *Engine) keep(src int, m *controlMessage) {
 	p := &e.peers[src]
 	if m.kind == stallReport {
@@ -246,8 +245,8 @@ func (e *Engine) keep(src int, m *controlMessage) {
 	e.departed++
 }
 
-// aborted returns an error if a rank has aborted. A barrier that the rank has left completes
-// first, as all ranks have come to it.
+// aborted returns an error if a rank has aborted. A barrier that the rank has left completes first, because all ranks
+// have arrived at it.
 func (e *Engine) aborted(src int) error {
 	m := e.peers[src].last
 	if m == nil || m.kind == goodbye {

@@ -7,28 +7,26 @@ import (
 	"github.com/tutti-go/tutti/internal/poll"
 )
 
-// Drive lets operations go on, and hears control messages, if nobody waits. It is for wires
-// that block ([Waiter]).
+// Drive advances operations, and receives control messages, if nobody waits. It is for wires that block ([Waiter]).
 func (e *Engine) Drive() { e.drive(0, true) }
 
-// lookLimit is how long one engine keeps the others waiting in Look.
+// lookLimit is how long one engine may delay the others in Look.
 const lookLimit = 5 * time.Millisecond
 
-// Look is Drive for a goroutine that looks at many engines, one every tick: over a wire that
-// moves data only while it is polled. It reports whether operations are in flight that nobody
-// waits for. missed says that another goroutine has the engine's lock; it may be submitting.
+// Look is Drive for a goroutine that polls many engines, one every tick, over a wire that moves data only while it is
+// polled. It reports whether operations are in flight that nobody waits for. missed means that another goroutine holds
+// the engine's lock; it may be submitting.
 func (e *Engine) Look(tick time.Duration) (busy, missed bool) {
 	return e.drive(tick, false)
 }
 
-// idleLooks bounds how often in a row drive looks in vain within a tick, for a clock that stands
-// still while it runs, as in a bubble of testing/synctest.
+// idleLooks bounds the consecutive polls without progress within a tick, for a clock that stands still while drive
+// runs, as in a bubble of testing/synctest.
 const idleLooks = 10_000
 
-// drive lets operations go on until nothing has moved for a tick, or lookLimit is over. Many
-// small operations go on step by step, each when the other ranks have taken theirs: after one
-// step the next is close if other ranks look as well, and a tick is their pause. In between it
-// releases mu. Unless block is set, it leaves mu to others that have it.
+// drive advances operations until nothing has moved for a tick, or lookLimit is over. Many small operations advance
+// step by step, each when the other ranks have taken their steps: after one step the next is close if other ranks poll
+// as well, and a tick is their pause. It releases mu in between. Unless block is set, it does not wait for mu.
 func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 	var began, last time.Time
 	idle := 0
@@ -42,7 +40,7 @@ func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 		var moved bool
 		var err error
 		if e.inFlight.Load() > 0 {
-			moved, err = e.poll(false, 1) // an error aborts the communicator, which its next call reports
+			moved, err = e.poll(false, 1) // an error aborts the communicator, and its next call reports it
 		}
 		now := time.Now()
 		if began.IsZero() {

@@ -16,42 +16,40 @@ import (
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
-// Engine is one rank of a communicator: its operations in flight. They start in the order
-// in which they were submitted, each as soon as those before it have started and no memory
-// conflicts (usage.conflicts). From then on they run side by side. All messages are
-// non-blocking: a submission starts what can start. A rank that waits, or one that drives the
-// engine beside its program, asks the wire which messages are done and lets operations go on.
+// Engine is one rank of a communicator with its operations in flight. Operations start in the order of submission,
+// each as soon as those before it have started and no memory conflicts (usage.conflicts). Then they run concurrently.
+// All messages are non-blocking: a submission starts everything that can start. A rank that waits, or one that drives
+// the engine in the background, polls the wire for complete messages and advances operations.
 //
-// Fields below mu belong to the holder of mu. Unexported methods say if they expect the
-// caller to hold it.
+// Fields below mu belong to the holder of mu. Unexported methods say if they expect the caller to hold it.
 type Engine struct {
 	Check backend.Check // of arguments
-	Life  backend.Life  // of the communicator
-	// Links are those between the ranks. It is set before the first call, on all ranks alike.
+	Life  backend.Life  // lifecycle of the communicator
+	// Links describes the links between the ranks. It is set before the first call, on all ranks alike.
 	Links Links
 
 	wire     Wire              // carries messages
 	waiter   Waiter            // the wire, if it is one
-	looker   Looker            // likewise
-	offload  Offload           // does calls instead of the schedules; nil for none
-	notify   func()            // called at each submission; nil for nobody
-	late     func(ranks []int) // told of the ranks that a wait lacked at its deadline; nil for nobody
+	looker   Looker            // the wire, if it is one
+	offload  Offload           // runs calls instead of the schedules; nil for none
+	notify   func()            // called at each submission; may be nil
+	late     func(ranks []int) // called with the ranks that a wait lacked at its deadline; may be nil
 	pieces   bool              // see Config
 	rank     int               // in the communicator
 	size     int               // number of ranks
-	tagShift int               // how far a fingerprint is shifted to fit into a tag
+	tagShift int               // shift of a fingerprint that makes it fit into a tag
 	inFlight atomic.Int32      // operations
-	ended    atomic.Uint64     // collectives completed, without a gap
+	ended    atomic.Uint64     // leading collectives that are complete
 	waiters  atomic.Int32      // goroutines inside Wait
-	missed   atomic.Bool       // Drive has left what came to a wait
-	leaving  atomic.Bool       // has sent its goodbyes, and waits for those of the others
+	missed   atomic.Bool       // Drive has left messages to a wait
+	leaving  atomic.Bool       // goodbyes are sent, and those of the others awaited
 
 	mu        sync.Mutex  // guards the fields below
 	notified  bool        // this rank has sent its last control message
 	table     []Message   // by id
-	vacant    []int       // ids that no message in flight has
+	vacant    []int       // ids without a message in flight
 	done      []Done      // of the last Poll
-	idle      []*Op       // whose last message the last Poll found done
+	idle      []*Op       // operations whose last message was complete in the last Poll
 	queued    operations  // submitted and not started
 	running   []*Op       // collectives that have started, in order
 	transfers []*Op       // messages of users that have started, in no order
@@ -63,14 +61,14 @@ type Engine struct {
 	segment   segment     // memory that the ranks share; zero if they share none
 
 	log       callLog     // the collectives that were called
-	passed    uint64      // calls up to the last barrier or Split that is done
-	peers     []peer      // what is known of other ranks, by rank
+	passed    uint64      // calls up to the last barrier or Split that is complete
+	peers     []peer      // knowledge about other ranks, by rank
 	reported  uint64      // number of the last collective that was reported, plus one
 	crowdings repeats.Log // waits whose messages lack receives
-	departed  int         // ranks whose last message has come
+	departed  int         // ranks whose last message has arrived
 }
 
-// Links says what lies between the ranks of a communicator.
+// Links describes the links between the ranks of a communicator.
 type Links uint8
 
 const (
@@ -79,24 +77,24 @@ const (
 	OneHost                 // all ranks are on one host, as those with a segment are
 )
 
-// Config is what an Engine is made of.
+// Config has the parts of an Engine.
 type Config struct {
 	Check backend.Check // of arguments
 	Wire  Wire          // carries messages between the ranks
-	// MaxTag is the highest tag of messages that are not a user's, at least 1<<14 - 1.
-	// The higher it is, the sooner ranks notice that they disagree.
+	// MaxTag is the highest tag of internal messages, at least 1<<14 - 1. The higher it is, the sooner ranks notice
+	// that they disagree.
 	MaxTag uint64
-	// Notify is called at each submission, nil for none.
+	// Notify is called at each submission; it may be nil.
 	Notify func()
-	// Late is called with the ranks for which a wait has waited until its deadline, before that returns, with no lock
-	// held, nil for none.
+	// Late is called, with no lock held, with the ranks that a wait lacked at its deadline, before the wait returns.
+	// It may be nil.
 	Late func(ranks []int)
-	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, and long ones between hosts,
-	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
-	// a handshake, and longer ones more slowly.
+	// Pieces splits messages of 2 to 6 KiB into pieces of 2 KiB, and long messages between hosts, except for
+	// reductions, into pieces of almost 64 KiB. It is for transports that send such pieces without a handshake, and
+	// longer messages more slowly.
 	Pieces bool
-	// Offload does calls instead of the schedules, nil for none. With it, buffers of
-	// users' messages may be a device's.
+	// Offload runs calls instead of the schedules; it may be nil. With it, buffers of users' messages may be in device
+	// memory.
 	Offload Offload
 }
 
@@ -110,11 +108,10 @@ func New(c Config) *Engine {
 	return e
 }
 
-// maxActive bounds the number of collectives that run at a time, and so their working
-// memory.
+// maxActive bounds the number of collectives that run at once, and thus their working memory.
 const maxActive = 4
 
-// start starts the operations that need not wait. The caller holds mu.
+// start starts the operations that can start. The caller holds mu.
 func (e *Engine) start() error {
 	for !e.queued.all.Empty() && e.ready(e.queued.all.First()) {
 		o := e.queued.pop()
@@ -134,7 +131,7 @@ func (e *Engine) publish() {
 		first = e.queued.collectives.First()
 	}
 	if first != nil {
-		done = first.sequence - min(first.sequence, 1) // those of SetUp have none
+		done = first.sequence - min(first.sequence, 1) // operations of SetUp have no sequence number
 	}
 	if e.ended.Load() != done {
 		e.ended.Store(done)
@@ -143,7 +140,7 @@ func (e *Engine) publish() {
 
 // Progress implements [backend.Progresser] for the communicator.
 func (e *Engine) Progress() backend.Progress {
-	done := e.ended.Load() // before the number of those submitted
+	done := e.ended.Load() // read before the number of submissions
 	ended := e.messages.Ended()
 	return backend.Progress{
 		Collectives: backend.Count{Submitted: e.log.sequence.Load(), Done: done},
@@ -202,7 +199,7 @@ func (e *Engine) begin(o *Op) error {
 	return nil
 }
 
-// finish removes an operation that is done from the lists.
+// finish removes a complete operation from the lists.
 func (e *Engine) finish(o *Op) {
 	e.memory.remove(o)
 	if o.collective() {
@@ -229,7 +226,7 @@ func (e *Engine) advance(o *Op) (done bool, err error) {
 	return done, e.wire.Flush()
 }
 
-// retire recycles an operation that is done.
+// retire recycles a complete operation.
 func (e *Engine) retire(o *Op) {
 	if !o.collective() {
 		e.messages.End(o.number)
@@ -267,7 +264,7 @@ func (e *Engine) post(o *Op, m Message) {
 	e.wire.Post(id, &e.table[id])
 }
 
-// complete records that a message is done.
+// complete records that a message is complete.
 func (e *Engine) complete(d *Done) error {
 	m := &e.table[d.ID]
 	o := m.owner
@@ -298,9 +295,9 @@ func (e *Engine) complete(d *Done) error {
 	return nil
 }
 
-// poll asks the wire which messages are done, at most the given number of times, and lets
-// operations go on. It reports whether any message was done. In a stalled wait it looks at
-// messages one by one: one may show why the others do not come. The caller holds mu.
+// poll polls the wire for complete messages, at most the given number of times, and advances operations. It reports
+// whether any message was complete. In a stalled wait it polls messages one by one: one may show why the others are
+// missing. The caller holds mu.
 func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
 	if err := e.Life.Broken(); err != nil {
 		return false, err
@@ -338,8 +335,8 @@ func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
 	return true, e.start()
 }
 
-// Fail aborts the communicator, and tells the other ranks that the wait or call op of this
-// rank failed. It returns err. The caller holds no lock.
+// Fail aborts the communicator, and tells the other ranks that the wait or call op failed on this rank. It returns
+// err. The caller must hold no lock.
 func (e *Engine) Fail(op comm.Op, err error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -354,7 +351,7 @@ func (e *Engine) fail(op comm.Op, err error) error {
 	return err
 }
 
-// Abort implements [backend.Backend]. Messages that the wire does not cancel stay in flight.
+// Abort implements [backend.Backend]. Messages that the wire cannot cancel stay in flight.
 func (e *Engine) Abort(ctx context.Context, cause error) {
 	e.mu.Lock()
 	e.notifyFailure(cause)
@@ -362,8 +359,8 @@ func (e *Engine) Abort(ctx context.Context, cause error) {
 	e.abandon(ctx)
 }
 
-// abandon waits until the wire touches no memory of messages any more, or ctx ends, and
-// returns the number of messages whose memory it still touches.
+// abandon waits until the wire no longer accesses memory of messages, or until ctx ends, and returns the number of
+// messages whose memory it still accesses.
 func (e *Engine) abandon(ctx context.Context) (touched int) {
 	for w := (watch{}); ; e.pause(&w) {
 		e.mu.Lock()
@@ -375,9 +372,8 @@ func (e *Engine) abandon(ctx context.Context) (touched int) {
 	}
 }
 
-// Leave begins [backend.Backend.Release]. Of a communicator that has aborted, it waits until
-// the wire touches no memory any more, or ctx ends, and returns false. Otherwise it tells the
-// other ranks goodbye.
+// Leave begins [backend.Backend.Release]. If the communicator has aborted, it waits until the wire no longer accesses
+// memory, or until ctx ends, and returns false. Otherwise it sends goodbyes to the other ranks.
 func (e *Engine) Leave(ctx context.Context) (sound bool) {
 	if cause := e.Life.Cause(); cause != nil {
 		if touched := e.abandon(ctx); touched > 0 {
@@ -397,16 +393,16 @@ func (e *Engine) Leave(ctx context.Context) (sound bool) {
 // others have.
 func (e *Engine) Leaving() bool { return e.leaving.Load() }
 
-// Departs reports, once after Leave, that the engine has gone. Its memory may be released if
-// the goodbyes of all other ranks have come, so that nobody sends to it any more. It also has
-// gone, and is not released, if a rank has aborted.
+// Departs reports, once after Leave, that the engine is gone. Its memory may be freed if the goodbyes of all other
+// ranks have arrived, so that nobody sends to it any more. If a rank has aborted, the engine is gone as well, but is
+// not freed.
 func (e *Engine) Departs() (gone, free bool) {
 	if !e.leaving.Load() {
 		return false, false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.leaving.Load() { // another goroutine releases it
+	if !e.leaving.Load() { // another goroutine frees it
 		return false, false
 	}
 	told, err := e.wire.Told()
@@ -433,9 +429,9 @@ func (e *Engine) Missing() (ranks []int) {
 	return ranks
 }
 
-// Release gives the memory of an engine back that has departed.
+// Release frees the memory of a departed engine.
 func (e *Engine) Release() {
-	e.mu.Lock() // a wait that is ending may look at the segment
+	e.mu.Lock() // a wait that is ending may access the segment
 	defer e.mu.Unlock()
 	e.segment = segment{}
 	for _, o := range e.free {

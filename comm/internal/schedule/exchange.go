@@ -7,10 +7,9 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// All collectives that only move data, but for short broadcasts, are an
-// exchange: every rank sends every other one a part of its data. Parts without
-// data are sent as well, so that ranks that disagree notice. For that reason the
-// root of a Scatter gets an empty message from every rank.
+// All collectives that only move data, except short broadcasts, are an exchange: every rank sends every other rank a
+// part of its data. Empty parts are sent as well, so that ranks that disagree notice. For that reason the root of a
+// Scatter gets an empty message from every rank.
 
 // exchange plans a call that is one exchange.
 func (p planner) exchange() {
@@ -35,7 +34,7 @@ func (p planner) exchange() {
 	p.add(o)
 }
 
-// parts returns an exchange in which nothing goes anywhere yet.
+// parts returns an exchange without any parts.
 func (p planner) parts() *Op {
 	o := p.op(stepExchange)
 	for r := range p.size {
@@ -48,21 +47,20 @@ func (p planner) parts() *Op {
 // nothing is the length of a part that is not sent.
 const nothing = -1
 
-// sends sets the bytes that rank r gets, and where they are in the send buffer.
+// sends sets the number of bytes for rank r, and their offset in the send buffer.
 func (o *Op) sends(r, offset, bytes int) {
 	o.sendOffsets[r] = offset
 	o.sendBytes[r] = bytes
 }
 
-// receives sets the bytes that rank r sends, and where they go in the receive buffer.
+// receives sets the number of bytes from rank r, and their offset in the receive buffer.
 func (o *Op) receives(r, offset, bytes int) {
 	o.recvOffsets[r] = offset
 	o.recvBytes[r] = bytes
 }
 
-// stepExchange sends every rank its part of send and receives every rank's
-// part of recv. Of parts in pieces, each phase moves a window, so that few messages are in
-// flight, and a rank that is late is sent little that it has no room for.
+// stepExchange sends every rank its part of send and receives every rank's part of recv. If parts are in pieces, each
+// phase moves a window, so that few messages are in flight and a straggler receives little that it has no room for.
 func stepExchange(e *Engine, o *Op) bool {
 	window := math.MaxInt
 	if e.pieceOf(o, window) < maxMessage {
@@ -82,7 +80,7 @@ func stepExchange(e *Engine, o *Op) bool {
 		}
 	}
 	if bytes := o.recvBytes[e.rank]; bytes > 0 && o.First() {
-		_ = e.wire.Flush() // an error comes again
+		_ = e.wire.Flush() // an error recurs
 		dst := o.recv + uintptr(o.recvOffsets[e.rank])
 		src := o.send + uintptr(o.sendOffsets[e.rank])
 		hostops.Copy(dst, src, bytes, false)

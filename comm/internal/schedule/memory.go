@@ -5,10 +5,10 @@ import (
 	"github.com/tutti-go/tutti/internal/spans"
 )
 
-// operations are those that were submitted and have not started, in order.
+// operations are submitted operations that have not started, in order.
 type operations struct {
 	all         queue.Of[*Op] // collectives and messages
-	collectives queue.Of[*Op] // of them
+	collectives queue.Of[*Op] // the collectives among them
 }
 
 func (q *operations) push(o *Op) {
@@ -53,8 +53,8 @@ func (u *usage) remove(o *Op) {
 	}
 }
 
-// conflicts reports whether o has to wait for an operation that has started: one of them writes what the other uses,
-// and they may not run side by side as a group's do.
+// conflicts reports whether o has to wait for an operation that has started: one of them writes memory that the other
+// uses, and they are not concurrent parts of a group.
 func (u *usage) conflicts(o *Op) bool {
 	ordered := func(earlier *Op) bool {
 		return o.chained || o.group != earlier.group

@@ -10,8 +10,8 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// message plans a Send or a Recv. A head comes first, which describes the message. Short data
-// on the host travels with it.
+// message plans a Send or a Recv. A head that describes the message comes first. Short data on the host travels with
+// it.
 func (p planner) message(o *Op) {
 	o.tag = uint64(p.c.Tag)
 	o.work = smallBytes
@@ -35,13 +35,12 @@ const (
 	shortBytes = 2 << 10
 )
 
-// short reports whether data travels with its head. None does that may be on a device.
+// short reports whether data travels with its head. Data that may be on a device does not.
 func (e *Engine) short(bytes int) bool {
 	return bytes == 0 || bytes <= shortBytes && e.offload == nil
 }
 
-// stepMessage posts a user's message and, at the receiver, takes short data from
-// behind the head.
+// stepMessage posts a user's message and, at the receiver, copies short data that follows the head.
 func stepMessage(e *Engine, o *Op) bool {
 	bytes := o.count * o.dt.Size()
 	receives := o.op == comm.OpRecv
@@ -85,8 +84,8 @@ func (e *Engine) headedBytes(o *Op) int {
 	return headBytes
 }
 
-// checkHead compares the head of a message with what o expects. Unless it came, it may be there: it is not zero
-// then.
+// checkHead compares the head of a message with the expectations of o. If its arrival is unknown, a head that is not
+// zero has arrived.
 func (e *Engine) checkHead(o *Op, came bool) error {
 	if o.op != comm.OpRecv || o.memory == 0 {
 		return nil
@@ -99,25 +98,22 @@ func (e *Engine) checkHead(o *Op, came bool) error {
 	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, e.rank, o)
 }
 
-// maxMessage is the most bytes of one message.
+// maxMessage is the maximum length of one message in bytes.
 const maxMessage = 1 << 30
 
-// Messages that are little longer than what a library sends without a
-// handshake (4 KiB with Open MPI's shared memory) take less time in two or
-// three pieces that are shorter.
+// Messages slightly longer than those that a library sends without a handshake (4 KiB with Open MPI's shared memory)
+// take less time in two or three shorter pieces.
 const (
 	eagerPiece = 2 << 10
 	eagerLimit = 6 << 10
 )
 
-// linkPiece is the longest message that Open MPI sends over TCP without a handshake, less its
-// header. Where a handshake queues behind data on a slow link, an exchange without takes half
-// as long.
+// linkPiece is the longest message that Open MPI sends over TCP without a handshake, less its header. If a handshake
+// queues behind data on a slow link, an exchange without one takes half the time.
 const linkPiece = 64<<10 - 256
 
-// pieceOf is the size of the messages that carry that many bytes of o. Ranks may
-// disagree about the length of a part of an AllToAllV: it is not cut up, so that
-// the length of the message tells.
+// pieceOf returns the size of the messages for this many bytes of o. Ranks may disagree about the length of a part of
+// an AllToAllV: it is not split, so that the length of the message shows the disagreement.
 func (e *Engine) pieceOf(o *Op, bytes int) int {
 	switch {
 	case !e.pieces || o.op == comm.OpAllToAllV:
@@ -129,18 +125,17 @@ func (e *Engine) pieceOf(o *Op, bytes int) int {
 	return maxMessage
 }
 
-// sendBytes posts an internal message, in pieces if it is long; without data, it
-// is an empty one.
+// sendBytes posts an internal message, in pieces if it is long. Without data it posts an empty one.
 func (e *Engine) sendBytes(o *Op, tag uint64, buffer uintptr, bytes, dest int) {
 	e.postPieces(o, Message{Peer: dest, Tag: tag}, buffer, bytes, e.pieceOf(o, bytes))
 }
 
-// recvBytes posts the receive for sendBytes.
+// recvBytes posts the receives for sendBytes.
 func (e *Engine) recvBytes(o *Op, tag uint64, buffer uintptr, bytes, src int) {
 	e.postPieces(o, Message{Peer: src, Tag: tag, Receive: true}, buffer, bytes, e.pieceOf(o, bytes))
 }
 
-// postPieces posts messages like m that carry bytes from an address on.
+// postPieces posts messages like m for bytes at an address.
 func (e *Engine) postPieces(o *Op, m Message, address uintptr, bytes, piece int) {
 	for {
 		m.Address = address

@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// entry is what errors say about a call.
+// entry is a call as errors describe it.
 type entry struct {
 	count  int           // elements
 	peer   int32         // root, destination or source
@@ -28,23 +28,21 @@ func (e entry) call() comm.Call {
 // String describes the call as errors do.
 func (e entry) String() string { return e.call().String() }
 
-// Op is one operation from submission to completion: a call, or one of several parts of
-// it. It takes a step at a time. A step posts messages, and the engine takes the next one
-// when these are done.
+// Op is one operation from submission to completion: a call, or one of several parts of it. It advances in steps. A
+// step posts messages, and the engine takes the next step when these are complete.
 type Op struct {
 	plan
 
-	// The fields below are kept for the next use.
+	// The fields below are kept for reuse.
 
-	// Of exchanges, by rank: where the part for (from) a rank starts, relative to send (recv),
-	// and its length, in bytes.
+	// For exchanges, by rank: the offset of the part for (from) a rank in send (recv), and its length, in bytes.
 	sendOffsets, sendBytes []int
 	recvOffsets, recvBytes []int
 
-	Extra any     // what an [Offload] keeps for the next use as well
-	small uintptr // working memory of smallBytes; 0 until it is needed
+	Extra any     // kept by an [Offload] for reuse
+	small uintptr // working memory of smallBytes; 0 before its first use
 
-	dst  [2]uintptr // where the result of a reduction goes
+	dst  [2]uintptr // destination of the result of a reduction
 	srcs []uintptr  // its operands, in rank order
 }
 
@@ -52,56 +50,55 @@ type Op struct {
 type plan struct {
 	entry
 	Step     Step    // posts the messages of the next phase
-	External bool    // a collective that the transport does: whom it waits for is not known
-	send     uintptr // the buffers of the call, from where this operation begins
-	recv     uintptr // where its result goes
-	reads    span    // what the operation reads and writes, for the order between operations
-	writes   span    // what it writes
+	External bool    // a collective of the transport: the ranks that it waits for are unknown
+	send     uintptr // the send buffer, at the start of this operation
+	recv     uintptr // the same for the result
+	reads    span    // memory that the operation reads, for the order of operations
+	writes   span    // memory that it writes
 
-	reduction reduction   // of a reduction by messages
-	round     sharedRound // of a collective over the segment; zero of others
+	reduction reduction   // for a reduction by messages
+	round     sharedRound // for a collective over the segment; zero for others
 
-	// Where it is in the order of operations.
+	// Place in the order of operations.
 	number   uint64 // of the message, or of the collective that it is part of
 	sequence uint64 // of the collective, for users; 0 in SetUp
 	seq      uint64 // of this operation, among those of collectives
 	group    uint64 // operations of one group do not wait for each other
-	chained  bool   // waits for earlier operations in a group, too
+	chained  bool   // waits for earlier operations even within its group
 	tag      uint64 // of the first phase's messages; later phases of a collective follow
 
-	// Of an operation that has started.
+	// For an operation that has started.
 	index    int     // in the engine's running or transfers
-	reading  int32   // place of what it reads in the engine's memory, 0 for none
-	writing  int32   // and of what it writes
+	reading  int32   // place of the memory that it reads in the engine's memory, 0 for none
+	writing  int32   // the same for the memory that it writes
 	phase    int     // steps taken
 	inFlight int     // messages
 	memory   uintptr // working memory; 0 for none
-	work     int     // bytes of it that the operation needs
+	work     int     // bytes of working memory that the operation needs
 }
 
-// reduction is what a plan has of a reduction. Rank r reduces share elements that start at element
-// r*stride of send. All shares together are total elements.
+// reduction is the part of a plan for a reduction. Rank r reduces share elements beginning at element r*stride of
+// send. All shares together have total elements.
 type reduction struct {
 	to     int // the rank that gets the result, everybody or nobody
-	share  int // elements; 0 of a reduction that is not by shares
+	share  int // elements; 0 without shares
 	stride int // elements
 	total  int // elements
-	peers  int // to which shares go at a time
+	peers  int // number of ranks to which shares are sent at a time
 }
 
-// sharedRound is what a plan has of a collective over the segment.
+// sharedRound is the part of a plan for a collective over the segment.
 type sharedRound struct {
 	active      bool   // false: the operation does not use the segment
 	fingerprint uint64 // of all calls up to this one
-	bytes       int    // that this rank shares
-	maxBytes    int    // that any rank shares; 0 of a reduction by shares
-	blocks      int    // of a reduction by shares; 0 of others
+	bytes       int    // data that this rank shares
+	maxBytes    int    // maximum over all ranks; 0 for a reduction by shares
+	blocks      int    // for a reduction by shares; 0 for others
 	block       int    // elements of a block, of each share if each rank keeps its own
 }
 
-// Step posts the messages of an operation's next phase and reports whether
-// there is none left. It is called whenever no message of the operation is
-// in flight.
+// Step posts the messages of an operation's next phase, and reports whether it was the last. It is called whenever no
+// message of the operation is in flight.
 type Step func(e *Engine, o *Op) (done bool)
 
 // First reports whether the operation takes its first step.
@@ -119,15 +116,13 @@ func newOp(size int) *Op {
 	}
 }
 
-// host is where working memory comes from: outside the Go heap, as
-// wires keep addresses while messages are in flight.
+// host provides working memory outside the Go heap, since wires keep addresses while messages are in flight.
 var host = cpu.New()
 
-// smallBytes is how much working memory an operation keeps for the next use: enough for a
-// message's head and short data.
+// smallBytes is the working memory that an operation keeps for reuse: enough for a message's head and short data.
 const smallBytes = headBytes + shortBytes
 
-// prepare allocates what the operation needs to start.
+// prepare allocates the memory that the operation needs to start.
 func (o *Op) prepare() (err error) {
 	if o.work == 0 {
 		return nil
@@ -143,7 +138,7 @@ func (o *Op) prepare() (err error) {
 	return err
 }
 
-// Values of reduction.to where the result does not end at a root.
+// Values of reduction.to for results without a root.
 const (
 	everybody = -1 // all ranks get the whole result
 	nobody    = -2 // each rank keeps its share of it
@@ -165,7 +160,7 @@ func spanOf(address uintptr, bytes int) span {
 // overlaps reports whether two ranges have a byte in common.
 func (s span) overlaps(t span) bool { return s.from < t.to && t.from < s.to }
 
-// with returns the least range around two.
+// with returns the smallest range that includes both.
 func (s span) with(t span) span {
 	if s == (span{}) || t == (span{}) {
 		return span{s.from + t.from, s.to + t.to}

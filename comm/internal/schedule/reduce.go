@@ -26,7 +26,7 @@ import (
 // time, and their results around a ring, as in that paper: flows that meet on a link hold
 // each other up, so that it takes twice as long as the bytes need.
 
-// wholeLimit is how many bytes a rank receives at most in the whole schedule.
+// wholeLimit is the maximum number of bytes that a rank receives in the whole schedule.
 const wholeLimit = 128 << 10
 
 // gatheredRanks is from how many ranks on an AllReduce is gathered. A message over tcp takes some 30 µs of
@@ -42,12 +42,11 @@ const (
 	longestGathered = 16 << 10
 )
 
-// blockBytes is how much data is reduced at once by shares. Longer buffers are
-// cut up, so that working memory is bounded, stays in the caches, and one
-// block's messages overlap with the next one's arithmetic.
+// blockBytes is the amount of data that is reduced at once by shares. Longer buffers are split, so that working memory
+// is bounded, stays in the caches, and one block's messages overlap with the next one's arithmetic.
 const blockBytes = 4 << 20
 
-// longShare is the length of shares from which on they go over links one at a time.
+// longShare is the length of shares from which they go over links one at a time.
 const longShare = 64 << 10
 
 // cacheLine is the alignment of shares and of working memory, in bytes.
@@ -65,7 +64,7 @@ func (r *reduction) length(rank int) int {
 	return max(0, min(r.share, r.total-rank*r.share))
 }
 
-// reduce plans a reduction whose result goes to one rank or to everybody.
+// reduce plans a reduction whose result goes to one rank or to all.
 func (p planner) reduce(to int) {
 	count := p.c.Count
 	size := p.c.DType.Size()
@@ -137,7 +136,7 @@ func (p planner) reduceScatter() {
 	}
 }
 
-// peersAtOnce is the number of ranks to which shares of that many bytes go at a time.
+// peersAtOnce returns the number of ranks to which shares of this size are sent at a time.
 func (p planner) peersAtOnce(bytes int) int {
 	if p.Links != OneHost && p.segment.memory == nil && bytes >= longShare {
 		return 1
@@ -145,7 +144,7 @@ func (p planner) peersAtOnce(bytes int) int {
 	return max(p.size-1, 1)
 }
 
-// operands returns a reduction by shares of the data from an element on.
+// operands returns a reduction by shares of the data beginning at an element.
 func (p planner) operands(begin, to int) *Op {
 	o := p.op(stepShares)
 	offset := uintptr(begin * o.dt.Size())
@@ -155,14 +154,14 @@ func (p planner) operands(begin, to int) *Op {
 	return o
 }
 
-// gathers reports whether a reduction that each rank makes of all contributions gathers these.
+// gathers reports whether ranks gather all contributions of a reduction that each of them computes.
 func (p planner) gathers(to int) bool {
 	short := p.c.Bytes() <= min(p.size*gatheredBytes, longestGathered)
 	return short && to == everybody && p.size >= gatheredRanks && p.waiter != nil && p.Links != LongLinks
 }
 
-// stepGathered runs the gathered schedule. Working memory has the contributions of this rank and those behind it, and
-// in the last round the first ones of what the rank so far behind has.
+// stepGathered runs the gathered schedule. Working memory has the contributions of this rank and of the ranks after it.
+// In the last round it receives only the first ones of the peer's contributions.
 func stepGathered(e *Engine, o *Op) bool {
 	bytes := o.reduction.total * o.dt.Size()
 	contribution := func(rank int) uintptr {
@@ -253,14 +252,14 @@ func stepShares(e *Engine, o *Op) bool {
 	return o.phase == 2*rounds
 }
 
-// share returns where a rank's share begins in a buffer of all, and its length in bytes.
+// share returns the address of a rank's share in a buffer of all shares, and its length in bytes.
 func (o *Op) share(buffer uintptr, rank int) (address uintptr, bytes int) {
 	r := &o.reduction
 	size := o.dt.Size()
 	return buffer + uintptr(rank*r.stride*size), r.length(rank) * size
 }
 
-// result is where this rank puts its share of the result.
+// result returns the address where this rank stores its share of the result.
 func (o *Op) result(rank int) uintptr {
 	switch o.reduction.to {
 	case nobody:
@@ -288,8 +287,8 @@ func (e *Engine) exchangeShares(o *Op, first, last int) {
 	}
 }
 
-// recvOperands receives bytes from other ranks and notes where in o.srcs. They go to
-// working memory, those of the rank before this one to spare if there is such a place.
+// recvOperands receives bytes from other ranks, and stores their addresses in o.srcs. They go to working memory; those
+// of the previous rank go to spare, if there is such a place.
 func (e *Engine) recvOperands(o *Op, bytes int, spare uintptr, first, last int) {
 	for i := first; i <= last; i++ {
 		src := (e.rank + e.size - i) % e.size
@@ -302,8 +301,7 @@ func (e *Engine) recvOperands(o *Op, bytes int, spare uintptr, first, last int) 
 	}
 }
 
-// spreadShares sends this rank's share of the result to the ranks that get the result, and
-// receives the others'.
+// spreadShares sends this rank's share of the result to the ranks that get the result, and receives the other shares.
 func (e *Engine) spreadShares(o *Op, first, last int) {
 	r := &o.reduction
 	if r.receives(e.rank) {
@@ -324,8 +322,8 @@ func (e *Engine) spreadShares(o *Op, first, last int) {
 	}
 }
 
-// forwardShares sends the share of the result that came in the round before to the next
-// rank, in the first round this rank's.
+// forwardShares sends the share of the result that arrived in the previous round to the next rank; in the first round
+// it sends this rank's.
 func (e *Engine) forwardShares(o *Op, round int) {
 	source := (e.rank + e.size - round) % e.size
 	address, bytes := o.share(o.recv, source)

@@ -23,15 +23,15 @@ type segment struct {
 
 	slots [2][]slot // for even and odd rounds, by rank
 
-	begun func() // called when this rank has begun a round; nil for nothing
+	begun func() // called when this rank begins a round; may be nil
 
-	round uint64 // the last that this rank has begun
+	round uint64 // the last one that this rank has begun
 	flag  uint64 // of this rank in that round
-	seen  int    // ranks that were seen to have begun it, from rank 0 on
-	owner *Op    // waits for the others, nil for none
+	seen  int    // leading ranks that have been seen to begin it
+	owner *Op    // waits for the others; nil for none
 }
 
-// slot is where a rank writes its part of a round.
+// slot is the memory in which a rank writes its part of a round.
 type slot struct {
 	flag    *atomic.Uint64 // the round that its rank has begun, and its state
 	address uintptr        // of the slot's memory
@@ -55,8 +55,7 @@ func (s *segment) slotBytes() int {
 
 func (s *segment) slotsBytes() int { return 2 * s.size * s.slotBytes() }
 
-// bytes is the size of the memory: the slots, and for each rank a word about its last
-// control message.
+// bytes returns the size of the memory: the slots, and one word for each rank about its last control message.
 func (s *segment) bytes() int { return s.slotsBytes() + 8*s.size }
 
 // lay divides the memory into slots.
@@ -74,8 +73,7 @@ func (s *segment) lay() {
 // now returns the slots of the round.
 func (s *segment) now() []slot { return s.slots[s.round%2] }
 
-// data is the address of a rank's data in a collective in which each rank shares at most
-// the given number of bytes.
+// data returns the address of a rank's data in a collective in which each rank shares at most maxBytes.
 func (s *segment) data(rank, maxBytes int) uintptr {
 	if maxBytes <= besideFlag {
 		return s.now()[rank].address + flagBytes
@@ -83,9 +81,9 @@ func (s *segment) data(rank, maxBytes int) uintptr {
 	return s.now()[rank].address + cacheLine
 }
 
-// lastWord is where a rank says what became of its last control message, and up to which
-// call it has passed barriers. Data in the segment overtakes control messages: without the
-// word, a rank that has aborted would look like one that waits.
+// lastWord returns the word in which a rank publishes the state of its last control message, and the calls up to its
+// last barrier. Data in the segment overtakes control messages: without the word, a rank that has aborted would look
+// like one that waits.
 func (s *segment) lastWord(rank int) *atomic.Uint64 {
 	return &hostmem.Slice[atomic.Uint64](hostmem.Addr(s.memory)+uintptr(s.slotsBytes()), s.size)[rank]
 }
@@ -115,20 +113,20 @@ func (s *segment) last(rank int) (state, passed uint64) {
 	return word % lastStates, word / lastStates
 }
 
-// sharedLimit is how many bytes a rank reads from other slots at most in one round that only moves data. Up to there
-// the segment is faster than messages, on machines with fast and with slow cache lines.
+// sharedLimit is the maximum number of bytes that a rank reads from other slots in one round that only moves data. Up
+// to this size the segment is faster than messages, on machines with fast and with slow cache lines.
 const sharedLimit = 1 << 20
 
-// wholeSharedLimit is the same for a reduction of more than two ranks whose operands each rank reads in whole. Beyond,
-// one by blocks reads less, for one round more.
+// wholeSharedLimit is the same for a reduction of more than two ranks whose operands each rank reads entirely. Above
+// it, a reduction by blocks reads less, in one more round.
 const wholeSharedLimit = 16 << 10
 
-// pairBlockBytes is how much of a long reduction two ranks read of each other at once.
+// pairBlockBytes is the amount of a long reduction that two ranks read of each other at once.
 const pairBlockBytes = 256 << 10
 
-// A long reduction of more ranks goes over the segment in at least leastBlocks blocks, unless these are shorter than
-// shortBlock or longer than longBlock. Both slots of a rank are to stay in a processor's caches. Rounds are to take
-// little beside the copies, above all where ranks share processors.
+// A long reduction of more ranks uses the segment in at least leastBlocks blocks, unless these are shorter than
+// shortBlock or longer than longBlock. Both slots of a rank should stay in a processor's caches. Rounds should be
+// short compared to the copies, above all if ranks share processors.
 const (
 	shortBlock  = 128 << 10
 	longBlock   = 512 << 10
@@ -141,13 +139,13 @@ func (s *segment) maxBlock() int {
 	return min(max(allBlocks/s.size, shortBlock), longBlock) &^ (cacheLine - 1)
 }
 
-// blockBytes returns the length of a block of a reduction of that many bytes.
+// blockBytes returns the length of a block of a reduction of this many bytes.
 func (s *segment) blockBytes(bytes int) int {
 	return min(max(bytes/leastBlocks, shortBlock), s.maxBlock())
 }
 
-// blocksOf returns how many blocks a reduction of count elements has for each rank, and how many elements a block has.
-// Blocks of all ranks together are no longer than [segment.maxBlock], or of one element each.
+// blocksOf returns the number of blocks of a reduction of count elements for each rank, and the number of elements in
+// a block. Blocks of all ranks together are no longer than [segment.maxBlock], or have one element each.
 func (s *segment) blocksOf(count, size, to int) (blocks, block int) {
 	bytes := count * size
 	if to == nobody {
@@ -163,37 +161,36 @@ func (s *segment) blocksOf(count, size, to int) (blocks, block int) {
 	return max(1, (count+block-1)/block), block
 }
 
-// resultRoom is what the share of a block is rounded up by at most.
+// resultRoom is the maximum amount by which the share of a block is rounded up.
 const resultRoom = 8 * cacheLine
 
-// operands is where a rank's slot has its operands of a block.
+// operands returns the address of a rank's operands of a block in its slot.
 func (s slot) operands() uintptr { return s.address + cacheLine }
 
-// results is where a rank's slot has its share of the result of a block.
+// results returns the address of a rank's share of the result of a block in its slot.
 func (s *segment) results(rank int, slots []slot) uintptr {
 	return slots[rank].operands() + uintptr(s.maxBlock())
 }
 
-// fits reports whether each rank may read that many bytes of every other one in one round.
+// fits reports whether each rank may read this many bytes of every other rank in one round.
 func (s *segment) fits(bytes int) bool {
 	return s.memory != nil && bytes <= min(s.capacity, sharedLimit/(s.size-1))
 }
 
-// begin begins a round of o with bytes that o sends. The operation goes on when all ranks
-// have begun it.
+// begin begins a round of o with bytes that o sends. The operation continues when all ranks have begun it.
 func (s *segment) begin(o *Op, bytes int) {
 	s.next(o)
 	hostops.Copy(s.data(s.rank, o.round.maxBytes), o.send, bytes, false)
 	s.announce(o)
 }
 
-// next goes on to the next round, in which this rank's slot may be written.
+// next begins the next round, in which this rank's slot may be written.
 func (s *segment) next(o *Op) {
 	s.round++
 	s.flag = o.round.fingerprint&^roundBits | s.round&roundBits
 }
 
-// announce begins the round, with what was written.
+// announce publishes the round together with the written data.
 func (s *segment) announce(o *Op) {
 	s.now()[s.rank].flag.Store(s.flag)
 	if s.begun != nil {
@@ -216,7 +213,7 @@ func (s *segment) complete() bool {
 	return true
 }
 
-// due reports whether a round is complete whose operation has not gone on.
+// due reports whether a round is complete whose operation has not continued.
 func (s *segment) due() bool { return s.owner != nil && s.complete() }
 
 // hasBegun reports whether a rank has begun the round.
@@ -224,11 +221,11 @@ func (s *segment) hasBegun(rank int) bool {
 	return s.now()[rank].flag.Load() == s.flag
 }
 
-// looks is how often to look at the flags instead of asking MPI once.
+// looks is the number of polls of the flags for each poll of MPI.
 const looks = 64
 
-// await looks at the flags a number of times and returns the operation that goes on, nil if
-// the round is not complete.
+// await polls the flags a number of times and returns the operation that can continue, nil if the round is not
+// complete.
 func (s *segment) await(tries int) *Op {
 	o := s.owner
 	if o == nil {
@@ -244,8 +241,7 @@ func (s *segment) await(tries int) *Op {
 	return nil
 }
 
-// SegmentBytes is the size of the memory that the ranks of one host share for short
-// collectives.
+// SegmentBytes returns the size of the memory that the ranks of one host share for short collectives.
 func SegmentBytes(size int) int {
 	s := newSegment(0, size)
 	return s.bytes()
@@ -257,10 +253,9 @@ func newSegment(rank, size int) segment {
 	return s
 }
 
-// Share has short collectives go over memory of [SegmentBytes] that all ranks have mapped,
-// zero at first. All ranks call it at the same place, with nothing in flight. The engine reads
-// it until Release. begun, unless it is nil, is called when this rank has begun a round, in which others may wait for
-// it.
+// Share makes short collectives use memory of [SegmentBytes] that all ranks have mapped, zero at first. All ranks must
+// call it at the same place, with nothing in flight. The engine accesses it until Release. begun may be nil; it is
+// called when this rank has begun a round, in which others may wait for it.
 func (e *Engine) Share(memory []byte, begun func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

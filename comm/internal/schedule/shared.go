@@ -7,12 +7,11 @@ import (
 	"github.com/tutti-go/tutti/internal/hostops"
 )
 
-// Short collectives of ranks on one host go over the shared-memory segment (see segment.go):
-// every rank writes what the others need to its slot, and takes what it needs from theirs.
-// The small collectives of comm/local do the same with cells.
+// Short collectives of ranks on one host use the shared-memory segment (see segment.go): every rank writes the data
+// that the others need to its slot, and reads theirs. The small collectives of comm/local do the same with cells.
 
-// sharedExchange plans a call that only moves data, and reports whether it goes over the
-// segment. Ranks that agree on the call agree on that.
+// sharedExchange plans a call that only moves data, and reports whether it uses the segment. Ranks that agree on the
+// call agree on this.
 func (p planner) sharedExchange() bool {
 	c := p.c
 	maxBytes := c.Bytes() // that a rank shares
@@ -24,7 +23,7 @@ func (p planner) sharedExchange() bool {
 	case comm.OpAllToAllV:
 		return false // a receiver does not know the sender's displacements
 	}
-	// From one rank to all, a copy by the library takes as long as two here.
+	// From one rank to all, a copy by the library takes as long as two copies here.
 	if !p.segment.fits(maxBytes) || c.Op.HasRoot() && maxBytes > treeLimit {
 		return false
 	}
@@ -45,8 +44,7 @@ func (p planner) sharedExchange() bool {
 	return true
 }
 
-// stepSharedExchange copies every rank's part of recv, which begins at sendOffsets of that rank's
-// slot.
+// stepSharedExchange copies every rank's part of recv, which begins at sendOffsets of that rank's slot.
 func stepSharedExchange(e *Engine, o *Op) bool {
 	if o.phase == 0 {
 		e.segment.begin(o, o.round.bytes)
@@ -79,8 +77,7 @@ func stepSharedReduce(e *Engine, o *Op) bool {
 	return true
 }
 
-// stepSharedBarrier is a barrier of two rounds, for the reason that [stepBarrier] has
-// two halves.
+// stepSharedBarrier is a barrier of two rounds, for the same reason that [stepBarrier] has two halves.
 func stepSharedBarrier(e *Engine, o *Op) bool {
 	if o.phase == 2 {
 		return true

@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// oldest returns the collective that has run longest, nil if none runs.
+// oldest returns the collective that has been running longest, nil if none is running.
 func (e *Engine) oldest() *Op {
 	if len(e.running) == 0 {
 		return nil
@@ -17,9 +17,8 @@ func (e *Engine) oldest() *Op {
 	return e.running[0]
 }
 
-// reportStall sends the ranks that this one waits for, or the nearest ones, a status report:
-// in which collective it waits, and its last calls. It does so once for each collective. The
-// caller holds mu.
+// reportStall sends a status report to the ranks that this one waits for, or to the nearest ones: the collective that
+// waits, and the last calls. It does so once for each collective. The caller holds mu.
 func (e *Engine) reportStall() {
 	log := &e.log
 	o := e.oldest()
@@ -43,9 +42,9 @@ func (e *Engine) reportStall() {
 	}
 }
 
-// stragglers returns the ranks whose messages o waits for, and of the others those that have
-// not received all messages of o. Whom an external operation waits for is not known:
-// missing are the nearest ranks that have not reported that they wait as well.
+// stragglers returns the ranks whose messages o waits for, and of the others those that have not received all messages
+// of o. For an external operation the awaited ranks are unknown: missing are the nearest ranks that have not reported
+// that they wait as well.
 func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)
@@ -83,8 +82,8 @@ func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	return missing, lagging
 }
 
-// latecomers are the ranks for which a wait has waited in vain, but for those that are known to wait themselves. The
-// caller holds mu.
+// latecomers returns the ranks for which a wait has waited until its deadline, except those that are known to wait
+// themselves. The caller holds mu.
 func (e *Engine) latecomers(f backend.InFlight) []int {
 	waits := func(r int) bool {
 		m := e.peers[r].report
@@ -94,8 +93,7 @@ func (e *Engine) latecomers(f backend.InFlight) []int {
 	return slices.DeleteFunc(peers(f, comm.OpRecv, f.Missing), func(r int) bool { return r == e.rank || waits(r) })
 }
 
-// nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
-// things, so have two neighbors.
+// nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have made different calls, so have two neighbors.
 func (e *Engine) nearest() (ranks []int) {
 	for step := 1; step < e.size; step *= 2 {
 		ranks = append(ranks, (e.rank+step)%e.size, (e.rank+e.size-step)%e.size)
@@ -105,7 +103,7 @@ func (e *Engine) nearest() (ranks []int) {
 
 // describe describes the operations in flight.
 func (e *Engine) describe() (f backend.InFlight) {
-	if o := e.oldest(); o != nil && o.sequence == 0 { // of SetUp, which has no number
+	if o := e.oldest(); o != nil && o.sequence == 0 { // operations of SetUp have no number
 		f.Messages = append(f.Messages, o.call())
 	} else if o != nil {
 		f.Collective = o.call()
@@ -129,8 +127,8 @@ func (e *Engine) describe() (f backend.InFlight) {
 	return f
 }
 
-// crowded says which ranks that a wait waits for can send nothing, for want of receives for what they have sent, and
-// which messages cannot be sent for the same reason. Collectives have their own words for a rank that comes late.
+// crowded describes awaited ranks that cannot send, because earlier messages from them lack receives, and messages that
+// cannot be sent for the same reason. Collectives have their own words for a late rank.
 func (e *Engine) crowded(f backend.InFlight) (reports []string) {
 	wire, ok := e.wire.(Bounded)
 	if !ok {
@@ -151,7 +149,7 @@ func (e *Engine) crowded(f backend.InFlight) (reports []string) {
 	return reports
 }
 
-// peers are the other ranks of messages of one kind, and those in a list, sorted.
+// peers returns the other ranks of messages of one kind, and those in a list, sorted.
 func peers(f backend.InFlight, kind comm.Op, list []int) []int {
 	all := slices.Clone(list)
 	for _, m := range f.Messages {
@@ -190,14 +188,14 @@ func (e *Engine) compare(src int) error {
 		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), m.recent[0].sequence)
 }
 
-// differs is the error of a rank that needs one for an operation which that has not called before it left.
+// differs returns the error of a rank that needs another for an operation which the other had not called when it left.
 func (e *Engine) differs(o *Op, src int) error {
 	return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not", comm.ErrMismatch, e.rank, o, src)
 }
 
-// needs returns an error if this rank needs one that has closed its communicator: for a
-// collective that the other has not called, or for a message. If the other has called as many
-// collectives, and is gone with all that it had for them, it has called others.
+// needs returns an error if this rank needs one that has closed its communicator: for a collective that the other has
+// not called, or for a message. If the other has called as many collectives, and is gone with all its messages for
+// them, it has called different ones.
 func (e *Engine) needs(src int) error {
 	p := &e.peers[src]
 	if p.last == nil {

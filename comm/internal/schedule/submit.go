@@ -28,8 +28,8 @@ func (e *Engine) SubmitTogether(calls []comm.Call) error {
 		}
 	}
 	e.groups++
-	// Messages go first: a collective may wait for another one of the group, and that one for
-	// a rank that waits for one of these messages.
+	// Messages go first: a collective may wait for another one of the group, and that one for a rank that waits for
+	// one of these messages.
 	for _, messages := range [...]bool{true, false} {
 		for i := range calls {
 			if calls[i].Op.Message() == messages {
@@ -40,7 +40,7 @@ func (e *Engine) SubmitTogether(calls []comm.Call) error {
 	return e.launch()
 }
 
-// accepts returns why a call is refused, or nil. The caller holds mu.
+// accepts returns the reason why a call is refused, or nil. The caller holds mu.
 func (e *Engine) accepts(c *comm.Call) error {
 	if err := e.Life.Err(); err != nil || e.offload == nil {
 		return err
@@ -56,8 +56,8 @@ func (e *Engine) Wait(ctx context.Context, op comm.Op) error {
 	return e.wait(ctx, op)
 }
 
-// plan makes the operations of a call and queues them: the backend does, or schedule. The
-// caller holds mu and calls launch afterwards. counts is false for what is part of a call of users.
+// plan makes the operations of a call and queues them, either by the backend or by schedule. The caller holds mu and
+// calls launch afterwards. counts is false for parts of a user's call.
 func (e *Engine) plan(c *comm.Call, counts bool) {
 	p := planner{e, c, newEntry(c)}
 	if !c.Op.Message() {
@@ -71,7 +71,7 @@ func (e *Engine) plan(c *comm.Call, counts bool) {
 	}
 }
 
-// offloaded plans a call that the backend does, and returns false if it does not.
+// offloaded plans a call that the backend runs, and returns false if it does not.
 func (p planner) offloaded() bool {
 	if p.offload == nil {
 		return false
@@ -90,7 +90,7 @@ func (p planner) offloaded() bool {
 	return true
 }
 
-// schedule plans a call as this package does it.
+// schedule plans a call by the schedules of this package.
 func (p planner) schedule() {
 	switch op := p.c.Op; {
 	case op.Message():
@@ -123,10 +123,10 @@ func (e *Engine) launch() error {
 type planner struct {
 	*Engine
 	c     *comm.Call // the call that is planned
-	entry entry      // what errors say of it
+	entry entry      // describes the call in errors
 }
 
-// op returns an operation to fill in and add.
+// op returns an empty operation.
 func (p planner) op(step Step) *Op {
 	var o *Op
 	if last := len(p.free) - 1; last >= 0 {
@@ -142,7 +142,7 @@ func (p planner) op(step Step) *Op {
 	return o
 }
 
-// sendPart returns what the call sends a rank, which o reads.
+// sendPart returns the data that the call sends to a rank, which o reads.
 func (p planner) sendPart(o *Op, to int) (address uintptr, bytes int, ok bool) {
 	if address, bytes, ok = p.c.SendPart(p.rank, to); ok {
 		o.reads = o.reads.with(spanOf(address, bytes))
@@ -150,7 +150,7 @@ func (p planner) sendPart(o *Op, to int) (address uintptr, bytes int, ok bool) {
 	return address, bytes, ok
 }
 
-// recvPart returns where the call puts what a rank sends, which o writes.
+// recvPart returns the memory for the data of a rank, which o writes.
 func (p planner) recvPart(o *Op, from int) (address uintptr, bytes int, ok bool) {
 	if address, bytes, ok = p.c.RecvPart(p.rank, from); ok {
 		o.writes = o.writes.with(spanOf(address, bytes))
@@ -158,7 +158,7 @@ func (p planner) recvPart(o *Op, from int) (address uintptr, bytes int, ok bool)
 	return address, bytes, ok
 }
 
-// add puts an operation behind those submitted before.
+// add appends an operation to those submitted before.
 func (p planner) add(o *Op) {
 	o.group = p.groups
 	if o.collective() {
@@ -175,8 +175,8 @@ func (p planner) add(o *Op) {
 	p.inFlight.Add(1)
 }
 
-// SetUp makes a collective that does not enter the call log, as a backend does to set a
-// communicator up, and waits for it. All ranks call it at the same place.
+// SetUp makes a collective that does not enter the call log, for a backend that sets a communicator up, and waits for
+// it. All ranks must call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
 	if err := e.startUnlogged(&c); err != nil {
 		return err

@@ -11,20 +11,20 @@ import (
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
-// watch is what a wait knows of itself. The zero watch is the beginning of a wait.
+// watch is the state of a wait. The zero watch begins a wait.
 type watch struct {
-	pace     poll.Pace         // of looking: spins, then sleeps
-	moves    int               // times that something moved since the wait has attended
+	pace     poll.Pace         // of polling: spins, then sleeps
+	moves    int               // number of moves since the wait has attended
 	reminder *waiting.Reminder // of a wait in which nothing moves; nil before that has lasted
 }
 
-// attendMoves is after how many moves a wait attends that is not stalled, some milliseconds.
+// attendMoves is the number of moves after which a wait attends that is not stalled, some milliseconds.
 const attendMoves = 256
 
-// attends reports whether it is time to hear the other ranks.
+// attends reports whether it is time to receive control messages.
 func (w *watch) attends() bool { return w.pace.Stalled() || w.moves >= attendMoves }
 
-// goOn begins to wait for what comes next, which is as close as the first was.
+// goOn restarts the pace for the next event, which is as close as the first was.
 func (w *watch) goOn() {
 	w.pace = poll.Pace{}
 	w.moves++
@@ -62,8 +62,7 @@ func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 		if idle, err := e.drain(&w, op); err != nil || idle {
 			return err
 		}
-		// The context comes after the first tries, so that it costs nothing where the
-		// peers are there.
+		// The context is checked after the first polls, so that it costs nothing if the peers have arrived.
 		if ctx.Err() != nil {
 			return e.expire(ctx, op)
 		}
@@ -71,15 +70,15 @@ func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 	}
 }
 
-// waited ends a wait. Drive has left what came meanwhile to it, perhaps the last word of a rank when there was
-// nothing more to wait for.
+// waited ends a wait. Drive has left messages that arrived in the meantime to it, perhaps the last one of a rank when
+// there was nothing more to wait for.
 func (e *Engine) waited() {
 	if e.waiters.Add(-1) == 0 && e.waiter != nil && (e.missed.Load() || e.inFlight.Load() > 0) {
 		e.Drive()
 	}
 }
 
-// pause pauses between two looks.
+// pause pauses between two polls.
 func (e *Engine) pause(w *watch) {
 	switch {
 	case e.looker != nil && e.looker.Moved():
@@ -136,7 +135,7 @@ func (e *Engine) sayCrowded(w *watch) {
 	}
 }
 
-// expire ends a wait whose context has ended. The launcher may be slow to hear of it, so that no lock is held then.
+// expire ends a wait whose context has ended. It holds no lock while it tells the launcher, which may be slow.
 func (e *Engine) expire(ctx context.Context, op comm.Op) error {
 	late, err := e.cutShort(ctx, op)
 	if e.late != nil && len(late) > 0 {
@@ -145,11 +144,11 @@ func (e *Engine) expire(ctx context.Context, op comm.Op) error {
 	return err
 }
 
-// cutShort ends what waits, and returns the ranks for which it has waited in vain until its deadline.
+// cutShort ends the operations in flight, and returns the ranks for which the wait has waited until its deadline.
 func (e *Engine) cutShort(ctx context.Context, op comm.Op) (late []int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for e.segment.due() { // the other ranks go on as well
+	for e.segment.due() { // lets the other ranks continue as well
 		if _, err := e.poll(true, 1); err != nil {
 			return nil, err
 		}
