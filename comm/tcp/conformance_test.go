@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 	}{
 		{"connections=1", 1, apart, []int{2}, []int{1, 2, 5}, 0},
 		{"connections=3", 3, apart, []int{3}, []int{2, 3}, calls},
-		{"shared", 0, together, []int{3}, []int{1, 2, 3, 5}, calls},
+		{"shared", 0, together, []int{2}, []int{1, 2, 3, 5}, calls},
 		{"mixed", 3, twoAndOthers, []int{3}, []int{3, 5}, calls},
 	} {
 		t.Run(v.name, func(t *testing.T) {
