@@ -2,6 +2,8 @@
 // machine that share its first GPU, and the machine's memory:
 //
 //	go build -C lab -o /tmp/staged ./probe/staged && tutti launch -n 2 /tmp/staged
+//
+// Behind the table come a timeline of one staged allreduce, and other ways to do it: see prototype.go.
 package main
 
 import (
@@ -9,8 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	"syscall"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/staged"
@@ -42,14 +49,27 @@ func run(ctx context.Context) error {
 	}
 	host := cpu.New()
 	if base.Rank() == 0 {
-		fmt.Println("| bytes | call | µs |\n| ---: | --- | ---: |")
+		fmt.Println("| bytes | call | µs | least | faults | switches |\n| ---: | --- | ---: | ---: | ---: | ---: |")
 	}
 	err = measureAll(ctx, base, gpu, host)
 	return errors.Join(err, base.Close(), gpu.Close(), host.Close())
 }
 
+// sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 1, 16 and 100 MiB.
+func sizes() (all []int) {
+	for _, word := range strings.Split(os.Getenv("TUTTI_TEST_SIZES"), ",") {
+		if n, err := strconv.Atoi(word); err == nil {
+			all = append(all, n)
+		}
+	}
+	if all == nil {
+		all = []int{1 << 20, 16 << 20, 100 << 20}
+	}
+	return all
+}
+
 func measureAll(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, host runtime.Runtime) error {
-	for _, bytes := range []int{1 << 20, 16 << 20, 100 << 20} {
+	for _, bytes := range sizes() {
 		if err := measure(ctx, base, gpu, host, bytes); err != nil {
 			return err
 		}
@@ -57,26 +77,59 @@ func measureAll(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, 
 	return base.Barrier(ctx)
 }
 
-// median times some calls of f, all ranks together, and prints what rank 0 saw.
+// median times some calls of f, all ranks together, and prints what rank 0 saw: the median, the least, and how many
+// page faults and switches of threads a call takes.
 func median(ctx context.Context, base comm.Communicator, line string, f func() error) error {
 	var times []time.Duration
+	var before, after syscall.Rusage
 	for i := range rounds + 3 {
+		if i == 3 {
+			if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
+				return err
+			}
+		}
 		if err := base.Barrier(ctx); err != nil {
 			return err
 		}
 		begin := time.Now()
 		if err := f(); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", line, err)
 		}
 		if i >= 3 {
 			times = append(times, time.Since(begin))
 		}
 	}
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
+		return err
+	}
 	slices.Sort(times)
 	if base.Rank() == 0 {
-		fmt.Printf("| %s | %.0f |\n", line, float64(times[rounds/2].Nanoseconds())/1e3)
+		fmt.Printf("| %s | %.0f | %.0f | %d | %d |\n", line, micros(times[rounds/2]), micros(times[0]),
+			(after.Minflt-before.Minflt)/rounds, (after.Nvcsw-before.Nvcsw)/rounds)
 	}
 	return nil
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// once prints what one call takes.
+func once(base comm.Communicator, line string, f func() error) error {
+	begin := time.Now()
+	if err := f(); err != nil {
+		return fmt.Errorf("%s: %w", line, err)
+	}
+	if base.Rank() == 0 {
+		fmt.Printf("| %s | %.0f | | | |\n", line, micros(time.Since(begin)))
+	}
+	return nil
+}
+
+// buffers are the memory that calls of some bytes use.
+type buffers struct {
+	bytes           int
+	memory          uintptr // of the device
+	pageable, apart []byte  // of Go
+	pinned, beside  []byte  // pinned by the device
 }
 
 // measure measures allreduces of some bytes, and the copies that they need.
@@ -86,49 +139,101 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 		return err
 	}
 	defer tensor.Free() //nolint:errcheck // the program ends
-	memory, err := tensor.Ptr()
-	if err != nil {
+	b := &buffers{bytes: bytes}
+	if b.memory, err = tensor.Ptr(); err != nil {
 		return err
 	}
 	if err := tensor.Fill(1); err != nil {
 		return err
 	}
-	pinned, err := gpu.AllocatePinned(bytes)
+	err = once(base, fmt.Sprintf("%d | pin memory twice", bytes), func() (err error) {
+		if b.pinned, err = gpu.AllocatePinned(bytes); err != nil {
+			return err
+		}
+		b.beside, err = gpu.AllocatePinned(bytes)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	defer gpu.FreePinned(pinned) //nolint:errcheck // the program ends
-	clear(pinned)
-	pageable := make([]byte, bytes)
+	defer gpu.FreePinned(b.pinned) //nolint:errcheck // the program ends
+	defer gpu.FreePinned(b.beside) //nolint:errcheck // the program ends
+	_ = once(base, fmt.Sprintf("%d | clear it, twice", bytes), func() error { clear(b.pinned); clear(b.beside); return nil })
+	b.pageable = make([]byte, bytes)
+	b.apart = make([]byte, bytes)
+	if err := measureCopies(ctx, base, gpu, b); err != nil {
+		return err
+	}
+	if err := measureStaged(ctx, base, gpu, host, b); err != nil {
+		return err
+	}
+	return measurePrototypes(ctx, base, gpu, b)
+}
+
+type call struct {
+	name string
+	run  func() error
+}
+
+func measureAllOf(ctx context.Context, base comm.Communicator, bytes int, calls []call) error {
+	for _, c := range calls {
+		if err := median(ctx, base, fmt.Sprintf("%d | %s", bytes, c.name), c.run); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureCopies measures copies, and allreduces of memory of the host, in place and apart.
+func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b *buffers) error {
+	block := make([]byte, 256<<10)
+	through := func(memory []byte) func() error { // a block that stays in the caches
+		return func() error {
+			for rest := memory; len(rest) > 0; rest = rest[copy(block, rest):] {
+			}
+			return nil
+		}
+	}
+	hostReduce := func(send, recv []byte) func() error {
+		return func() error { return reduce(ctx, base, hostmem.Addr(send), hostmem.Addr(recv), b.bytes) }
+	}
+	return measureAllOf(ctx, base, b.bytes, []call{
+		{"device to pageable memory", func() error { return gpu.CopyOut(b.pageable, b.memory) }},
+		{"pageable memory to device", func() error { return gpu.CopyIn(b.memory, b.pageable) }},
+		{"device to pinned memory", func() error { return gpu.CopyOut(b.pinned, b.memory) }},
+		{"pinned memory to device", func() error { return gpu.CopyIn(b.memory, b.pinned) }},
+		{"pageable memory to a block in the caches", through(b.pageable)},
+		{"pinned memory to a block in the caches", through(b.pinned)},
+		{"pinned memory to pinned memory", func() error { copy(b.beside, b.pinned); return nil }},
+		{"allreduce of pageable memory, in place", hostReduce(b.pageable, b.pageable)},
+		{"allreduce of pageable memory, apart", hostReduce(b.pageable, b.apart)},
+		{"allreduce of pinned memory, in place", hostReduce(b.pinned, b.pinned)},
+		{"allreduce of pinned memory, apart", hostReduce(b.pinned, b.beside)},
+	})
+}
+
+// measureStaged measures staged allreduces, and prints the timeline of one.
+func measureStaged(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, host runtime.Runtime, b *buffers) error {
 	child, err := base.Split(ctx, 0, base.Rank())
 	if err != nil {
 		return err
 	}
-	device, err := staged.New(child, gpu, host)
+	l := &timeline{}
+	device, err := staged.New(timedComm{comm.Wrap(child), l}, &timedGPU{gpu, l}, host)
 	if err != nil {
 		return err
 	}
-	address := hostmem.Addr(pageable)
-	for _, c := range []struct {
-		name string
-		call func() error
-	}{
-		{"device to pageable memory", func() error { return gpu.CopyOut(pageable, memory) }},
-		{"pageable memory to device", func() error { return gpu.CopyIn(memory, pageable) }},
-		{"device to pinned memory", func() error { return gpu.CopyOut(pinned, memory) }},
-		{"pinned memory to device", func() error { return gpu.CopyIn(memory, pinned) }},
-		{"allreduce of host memory", func() error { return reduce(ctx, base, address, bytes) }},
-		{"staged allreduce", func() error { return reduce(ctx, device, memory, bytes) }},
-	} {
-		if err := median(ctx, base, fmt.Sprintf("%d | %s", bytes, c.name), c.call); err != nil {
-			return err
-		}
+	err = measureAllOf(ctx, base, b.bytes, []call{
+		{"staged allreduce", func() error { l.restart(); return reduce(ctx, device, b.memory, b.memory, b.bytes) }},
+	})
+	if err == nil && base.Rank() == 0 {
+		l.print(b.bytes)
 	}
-	return device.Close()
+	return errors.Join(err, device.Close())
 }
 
-func reduce(ctx context.Context, c comm.Communicator, address uintptr, bytes int) error {
-	if err := c.AllReduce(address, address, bytes/4, dtype.F32, comm.Max); err != nil {
+func reduce(ctx context.Context, c comm.Communicator, send, recv uintptr, bytes int) error {
+	if err := c.AllReduce(send, recv, bytes/4, dtype.F32, comm.Max); err != nil {
 		return err
 	}
 	return c.Sync(ctx)

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+// timeline has the parts of one call.
+type timeline struct {
+	mu    sync.Mutex // guards what follows
+	began time.Time  // of the call; guarded by mu
+	parts []span     // in the order of their ends; guarded by mu
+}
+
+// span is a part of a call.
+type span struct {
+	name     string
+	from, to time.Duration // since the call began
+}
+
+func (l *timeline) restart() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.began = time.Now()
+	l.parts = l.parts[:0]
+}
+
+// time calls f, which is a part.
+func (l *timeline) time(name string, f func() error) error {
+	begin := time.Now()
+	err := f()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.parts = append(l.parts, span{
+		name: name,
+		from: begin.Sub(l.began),
+		to:   time.Since(l.began),
+	})
+	return err
+}
+
+// print prints the parts of the last call, and what those of each name take together.
+func (l *timeline) print(bytes int) {
+	sums := map[string]time.Duration{}
+	for _, p := range l.parts {
+		fmt.Printf("| %d | timeline: %s, from %.0f to %.0f | %.0f | | | |\n", bytes, p.name, micros(p.from), micros(p.to), micros(p.to-p.from))
+		sums[p.name] += p.to - p.from
+	}
+	for _, name := range []string{"device to host", "host to device", "submit", "sync"} {
+		fmt.Printf("| %d | timeline: all of %s | %.0f | | | |\n", bytes, name, micros(sums[name]))
+	}
+}
+
+// timedGPU is a GPU whose copies are parts.
+type timedGPU struct {
+	*cuda.Runtime
+	timeline *timeline
+}
+
+func (g *timedGPU) CopyOut(dst []byte, src uintptr) error {
+	return g.timeline.time("device to host", func() error { return g.Runtime.CopyOut(dst, src) })
+}
+
+func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
+	return g.timeline.time("host to device", func() error { return g.Runtime.CopyIn(dst, src) })
+}
+
+// timedComm is a communicator whose calls are parts.
+type timedComm struct {
+	comm.Wrapped
+	timeline *timeline
+}
+
+func (c timedComm) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	return c.timeline.time("submit", func() error { return c.Wrapped.AllReduce(send, recv, count, dt, op) })
+}
+
+func (c timedComm) AllGather(send, recv uintptr, count int, dt dtype.DType) error {
+	return c.timeline.time("submit", func() error { return c.Wrapped.AllGather(send, recv, count, dt) })
+}
+
+func (c timedComm) Sync(ctx context.Context) error {
+	return c.timeline.time("sync", func() error { return c.Wrapped.Sync(ctx) })
+}
