@@ -192,6 +192,89 @@ func BenchmarkStages(b *testing.B) {
 	})
 }
 
+// BenchmarkZeroing times a step of oktopk between two ranks without its messages: with the result zeroed by Merge, at the
+// end, and beside the kernels of the exchange, which leave the memory idle, so that the end only writes what was listed.
+func BenchmarkZeroing(b *testing.B) {
+	s := newStages(b)
+	n, k := s.n, s.n/100
+	rng := rand.New(rand.NewPCG(52, 1))
+	list := func(from, to, count int) kernel.Entries {
+		var idx []int32
+		for i := from; i < to; i++ {
+			if rng.IntN(to-from) < count {
+				idx = append(idx, int32(i))
+			}
+		}
+		l := kernel.Entries{Idx: s.room(4 * len(idx)), Val: s.floats(s.values[:len(idx)]...), N: len(idx)}
+		require.NoError(s, s.rt.CopyIn(l.Idx, hostmem.Bytes(idx)))
+		return l
+	}
+	entries := func(n int) kernel.Entries {
+		return kernel.Entries{Idx: s.room(4 * n), Val: s.room(4 * n), N: n, Len: s.room(4)}
+	}
+	x, grad, dense := s.floats(s.values[:n]...), s.floats(s.values[:n]...), s.room(4*n)
+	zeros := s.room(4 * n) // what gradients are added to
+	near, sent, own, passed := entries(2*k), entries(k), entries(2*k), entries(2*k)
+	picks, received, gathered := list(0, n, k), list(0, n/2, k/2), list(n/2, n, k/2)
+	bounds := s.room(8)
+	require.NoError(b, s.rt.CopyIn(bounds, hostmem.Bytes([]int32{0, int32(n / 2)})))
+	passing, faults, state := s.floats(1), s.room(4), s.floats(2.576, 0)
+	residual := kernel.Array{Ptr: x, N: n, Faults: faults}
+	back := kernel.Restoration{Dst: residual, L: sent, Taken: gathered}
+	result := []kernel.Entries{passed, gathered}
+	branch, err := s.rt.ForkStream()
+	require.NoError(b, err)
+	side := branch.(*Runtime)
+	b.Cleanup(func() { require.NoError(b, side.Close()) })
+
+	selects := func() error {
+		src := kernel.Source{X: x, N: n, Grad: grad, DType: dtype.F32, From: zeros, Take: true}
+		return s.kernels.SelectNear(src, k, state, kernel.Acceptance{Min: k / 4}, near, 0)
+	}
+	exchange := func() error {
+		both := []kernel.Entries{own, received}
+		return errors.Join(
+			s.kernels.TopKList(picks, k, sent, bounds, residual),
+			s.kernels.CopyPieces([]kernel.Piece{{From: picks, Start: bounds, End: bounds + 4, ByIndex: true, To: own}}),
+			s.kernels.Union(passed, n, both, 1, faults, passing),
+			s.kernels.Restore(residual, own, passed))
+	}
+	merge := func() error { return s.kernels.Merge(dense, dtype.F32, n, result, 0.5, faults, 0, back) }
+	zero := func(r *Runtime) error { return r.Fill(dense, n, dtype.F32, 0) }
+	scatter := func() error {
+		to := kernel.Array{Ptr: dense, N: n, Faults: faults}
+		return errors.Join(
+			s.kernels.ScatterAdd(to, result[0], 0.5),
+			s.kernels.ScatterAdd(to, result[1], 0.5),
+			s.kernels.Restore(residual, sent, gathered))
+	}
+	beside := func(f func() error) error {
+		return errors.Join(
+			side.Stream().WaitFor(s.rt.Stream()),
+			zero(side),
+			f(),
+			s.rt.Stream().WaitFor(side.Stream()))
+	}
+	s.print(10, []stage{
+		{"copy", 8 * n, func() error { return s.rt.Copy(dense, grad, 4*n) }},
+		{"select", 12 * n, selects},
+		{"kernels of the exchange", 1, exchange},
+		{"Merge", 4 * n, merge},
+		{"zero", 4 * n, func() error { return zero(s.rt) }},
+		{"scatter", 1, scatter},
+		{"kernels of the exchange beside zeroing", 4 * n, func() error { return beside(exchange) }},
+		{"select, exchange, Merge", 16 * n, func() error {
+			return errors.Join(selects(), exchange(), merge())
+		}},
+		{"select, exchange beside zeroing, scatter", 16 * n, func() error {
+			return errors.Join(selects(), beside(exchange), scatter())
+		}},
+		{"select, zero, exchange, scatter", 16 * n, func() error {
+			return errors.Join(selects(), zero(s.rt), exchange(), scatter())
+		}},
+	})
+}
+
 // BenchmarkFixed times the kernels of sums in fixed point.
 func BenchmarkFixed(b *testing.B) {
 	s := newStages(b)
