@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -31,8 +32,13 @@ import (
 
 const rounds = 15
 
+// parts are what is measured of each size.
+var parts string
+
 func main() {
 	log.SetFlags(0)
+	flag.StringVar(&parts, "parts", "copies,staged,prototypes", "what is measured")
+	flag.Parse()
 	if err := run(context.Background()); err != nil {
 		log.Fatal(err)
 	}
@@ -161,13 +167,22 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 	_ = once(base, fmt.Sprintf("%d | clear it, twice", bytes), func() error { clear(b.pinned); clear(b.beside); return nil })
 	b.pageable = make([]byte, bytes)
 	b.apart = make([]byte, bytes)
-	if err := measureCopies(ctx, base, gpu, b); err != nil {
-		return err
+	for _, part := range []struct {
+		name    string
+		measure func() error
+	}{
+		{"copies", func() error { return measureCopies(ctx, base, gpu, b) }},
+		{"staged", func() error { return measureStaged(ctx, base, gpu, host, b) }},
+		{"prototypes", func() error { return measurePrototypes(ctx, base, gpu, b) }},
+	} {
+		if !strings.Contains(parts, part.name) {
+			continue
+		}
+		if err := part.measure(); err != nil {
+			return err
+		}
 	}
-	if err := measureStaged(ctx, base, gpu, host, b); err != nil {
-		return err
-	}
-	return measurePrototypes(ctx, base, gpu, b)
+	return nil
 }
 
 type call struct {
