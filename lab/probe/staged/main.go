@@ -132,10 +132,10 @@ func once(base comm.Communicator, line string, f func() error) error {
 
 // buffers are the memory that calls of some bytes use.
 type buffers struct {
-	bytes           int
-	memory          uintptr // of the device
-	pageable, apart []byte  // of Go
-	pinned, beside  []byte  // pinned by the device
+	bytes                int     // of a call
+	memory               uintptr // of the device
+	pageable, second     []byte  // of Go
+	pinned, pinnedSecond []byte  // pinned by the device
 }
 
 // measure measures allreduces of some bytes, and the copies that they need.
@@ -156,17 +156,24 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 		if b.pinned, err = gpu.AllocatePinned(bytes); err != nil {
 			return err
 		}
-		b.beside, err = gpu.AllocatePinned(bytes)
+		b.pinnedSecond, err = gpu.AllocatePinned(bytes)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	defer gpu.FreePinned(b.pinned) //nolint:errcheck // the program ends
-	defer gpu.FreePinned(b.beside) //nolint:errcheck // the program ends
-	_ = once(base, fmt.Sprintf("%d | clear it, twice", bytes), func() error { clear(b.pinned); clear(b.beside); return nil })
+	defer gpu.FreePinned(b.pinned)       //nolint:errcheck // the program ends
+	defer gpu.FreePinned(b.pinnedSecond) //nolint:errcheck // the program ends
+	err = once(base, fmt.Sprintf("%d | clear it, twice", bytes), func() error {
+		clear(b.pinned)
+		clear(b.pinnedSecond)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	b.pageable = make([]byte, bytes)
-	b.apart = make([]byte, bytes)
+	b.second = make([]byte, bytes)
 	for _, part := range []struct {
 		name    string
 		measure func() error
@@ -185,9 +192,10 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 	return nil
 }
 
+// call is what is timed.
 type call struct {
-	name string
-	run  func() error
+	name string       // of its line
+	run  func() error // the call
 }
 
 func measureAllOf(ctx context.Context, base comm.Communicator, bytes int, calls []call) error {
@@ -204,7 +212,7 @@ func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 	block := make([]byte, 256<<10)
 	through := func(memory []byte) func() error { // a block that stays in the caches
 		return func() error {
-			for rest := memory; len(rest) > 0; rest = rest[copy(block, rest):] {
+			for remaining := memory; len(remaining) > 0; remaining = remaining[copy(block, remaining):] {
 			}
 			return nil
 		}
@@ -219,16 +227,22 @@ func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 		{"pinned memory to device", func() error { return gpu.CopyIn(b.memory, b.pinned) }},
 		{"pageable memory to a block in the caches", through(b.pageable)},
 		{"pinned memory to a block in the caches", through(b.pinned)},
-		{"pinned memory to pinned memory", func() error { copy(b.beside, b.pinned); return nil }},
+		{"pinned memory to pinned memory", func() error { copy(b.pinnedSecond, b.pinned); return nil }},
 		{"allreduce of pageable memory, in place", hostReduce(b.pageable, b.pageable)},
-		{"allreduce of pageable memory, apart", hostReduce(b.pageable, b.apart)},
+		{"allreduce of pageable memory, apart", hostReduce(b.pageable, b.second)},
 		{"allreduce of pinned memory, in place", hostReduce(b.pinned, b.pinned)},
-		{"allreduce of pinned memory, apart", hostReduce(b.pinned, b.beside)},
+		{"allreduce of pinned memory, apart", hostReduce(b.pinned, b.pinnedSecond)},
 	})
 }
 
 // measureStaged measures staged allreduces, and prints the timeline of one.
-func measureStaged(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, host runtime.Runtime, b *buffers) error {
+func measureStaged(
+	ctx context.Context,
+	base comm.Communicator,
+	gpu *cuda.Runtime,
+	host runtime.Runtime,
+	b *buffers,
+) error {
 	child, err := base.Split(ctx, 0, base.Rank())
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ import (
 //   - devices, which copy what the other rank has to memory of their own first;
 //   - devices, whose kernel reads the segment.
 
-// ways are who adds up.
+// way is who adds up.
 type way int
 
 const (
@@ -49,30 +49,29 @@ type driver struct {
 	CopyIn       dl.Func `sym:"cuMemcpyHtoDAsync_v2"`
 }
 
-func failed(f dl.Func, code int32) error {
-	if code == 0 {
-		return nil
+func check(f dl.Func, args ...uintptr) error {
+	if status := f.Int(args...); status != 0 {
+		return fmt.Errorf("%s: status %d", f.Name(), status)
 	}
-	return fmt.Errorf("%s: %d", f.Name(), code)
+	return nil
 }
-
-func call1(f dl.Func, args ...uintptr) error { return failed(f, f.Int(args...)) }
 
 // registered is what the two ranks share.
 type registered struct {
-	drv      driver
-	gpu      *cuda.Runtime
-	rank     int
-	bytes    int        // of a rank's data
-	memory   []byte     // the segment: a page of counts, and the data of both ranks
-	data     [2]uintptr // of each rank
-	onDevice [2]uintptr // the same for kernels
-	scratch  uintptr    // of the device
-	x        uintptr    // of the device: what is reduced
-	out, in  *cuda.Stream
+	drv      driver        // calls that the runtime does not have
+	gpu      *cuda.Runtime // of this rank
+	rank     int           // 0 or 1
+	bytes    int           // of a rank's data
+	memory   []byte        // the segment: a page of counts, and the data of both ranks
+	data     [2]uintptr    // of each rank
+	onDevice [2]uintptr    // the same for kernels
+	scratch  uintptr       // of the device
+	x        uintptr       // of the device: what is reduced
+	out      *cuda.Stream  // of copies to the segment
+	in       *cuda.Stream  // of copies from it
 	copied   []*cuda.Event // recorded behind each copy to the segment
-	fetched  []*cuda.Event
-	rounds   uint64 // calls so far
+	fetched  []*cuda.Event // recorded behind each copy to scratch
+	rounds   uint64        // parts of all calls so far
 }
 
 const (
@@ -96,10 +95,10 @@ func register(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b 
 		return nil, err
 	}
 	cell := make([]uint64, 1)
-	if err := call1(r.drv.Retain, hostmem.Addr(cell), 0); err != nil {
+	if err := check(r.drv.Retain, hostmem.Addr(cell), 0); err != nil {
 		return nil, err
 	}
-	if err := call1(r.drv.SetCurrent, uintptr(cell[0])); err != nil {
+	if err := check(r.drv.SetCurrent, uintptr(cell[0])); err != nil {
 		return nil, err
 	}
 	if err := r.share(ctx, base); err != nil {
@@ -107,12 +106,12 @@ func register(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b 
 	}
 	const portable, mapped = 1, 2
 	err = once(base, fmt.Sprintf("%d | register the segment of both ranks", b.bytes), func() error {
-		return call1(r.drv.HostRegister, hostmem.Addr(r.memory), uintptr(len(r.memory)), portable|mapped)
+		return check(r.drv.HostRegister, hostmem.Addr(r.memory), uintptr(len(r.memory)), portable|mapped)
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := call1(r.drv.DeviceSide, hostmem.Addr(cell), hostmem.Addr(r.memory), 0); err != nil {
+	if err := check(r.drv.DeviceSide, hostmem.Addr(cell), hostmem.Addr(r.memory), 0); err != nil {
 		return nil, err
 	}
 	for rank := range r.data {
@@ -149,7 +148,7 @@ func register(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b 
 func (r *registered) share(ctx context.Context, base comm.Communicator) error {
 	size := page + 2*r.bytes
 	words := make([]int64, 3*base.WorldSize())
-	mine := make([]int64, 3)
+	offered := make([]int64, 3)
 	if base.Rank() == 0 {
 		server, memory, err := segment.Serve(size)
 		if err != nil {
@@ -158,15 +157,15 @@ func (r *registered) share(ctx context.Context, base comm.Communicator) error {
 		defer server.Close()
 		r.memory = memory
 		o := server.Offer()
-		mine = []int64{int64(o.Machine), int64(o.Key[0]), int64(o.Key[1])}
+		offered = []int64{int64(o.Machine), int64(o.Key[0]), int64(o.Key[1])}
 	}
-	if err := base.AllGather(hostmem.Addr(mine), hostmem.Addr(words), 3, dtype.I64); err != nil {
+	if err := base.AllGather(hostmem.Addr(offered), hostmem.Addr(words), 3, dtype.I64); err != nil {
 		return err
 	}
 	if err := base.Sync(ctx); err != nil {
 		return err
 	}
-	goruntime.KeepAlive(mine)
+	goruntime.KeepAlive(offered)
 	if base.Rank() != 0 {
 		var err error
 		o := segment.Offer{Machine: uint64(words[0]), Key: [2]uint64{uint64(words[1]), uint64(words[2])}}
@@ -178,7 +177,7 @@ func (r *registered) share(ctx context.Context, base comm.Communicator) error {
 }
 
 func (r *registered) close() error {
-	err := call1(r.drv.Unregister, hostmem.Addr(r.memory))
+	err := check(r.drv.Unregister, hostmem.Addr(r.memory))
 	segment.Unmap(r.memory)
 	for i := range r.copied {
 		err = errors.Join(err, r.copied[i].Close(), r.fetched[i].Close())
@@ -218,7 +217,7 @@ func (r *registered) allreduce(w way, parts, threads int) error {
 	}
 	for i := range parts {
 		from, n := part(r.bytes, parts, i)
-		err := call1(r.drv.CopyOut, r.data[r.rank]+uintptr(from), r.x+uintptr(from), uintptr(n), r.out.Handle())
+		err := check(r.drv.CopyOut, r.data[r.rank]+uintptr(from), r.x+uintptr(from), uintptr(n), r.out.Handle())
 		if err := errors.Join(err, r.out.Record(r.copied[i])); err != nil {
 			return err
 		}
@@ -243,8 +242,8 @@ func (r *registered) allreduce(w way, parts, threads int) error {
 				r.count(r.rank, 0).Store(begun + uint64(published))
 			}
 		}
-		theirs := int(int64(r.count(1-r.rank, 0).Load() - begun))
-		if reduced < min(theirs, published) {
+		peerPublished := int(int64(r.count(1-r.rank, 0).Load() - begun))
+		if reduced < min(peerPublished, published) {
 			if err := r.reducePart(w, reduced, parts, threads); err != nil {
 				return false, err
 			}
@@ -255,7 +254,9 @@ func (r *registered) allreduce(w way, parts, threads int) error {
 			from, n := part(r.bytes, parts, taken)
 			half := n / 2 &^ 63
 			from, n = from+half*(1-r.rank), half+(n-2*half)*(1-r.rank)
-			if err := call1(r.drv.CopyIn, r.x+uintptr(from), r.data[1-r.rank]+uintptr(from), uintptr(n), r.in.Handle()); err != nil {
+			offset := uintptr(from)
+			err := check(r.drv.CopyIn, r.x+offset, r.data[1-r.rank]+offset, uintptr(n), r.in.Handle())
+			if err != nil {
 				return false, err
 			}
 			taken++
@@ -274,24 +275,24 @@ func (r *registered) allreduce(w way, parts, threads int) error {
 // reducePart adds up one part, which both ranks have put into the segment.
 func (r *registered) reducePart(w way, i, parts, threads int) error {
 	from, n := part(r.bytes, parts, i)
-	at := uintptr(from)
-	theirs := r.onDevice[1-r.rank] + at
+	offset := uintptr(from)
+	operand := r.onDevice[1-r.rank] + offset
 	switch w {
 	case byProcessors:
 		half := n / 2 &^ 63
 		from, n = from+half*r.rank, half+(n-2*half)*r.rank
-		at = uintptr(from)
-		addUp(r.data[r.rank]+at, [2]uintptr{r.data[0] + at, r.data[1] + at}, n, threads)
-		return call1(r.drv.CopyIn, r.x+at, r.data[r.rank]+at, uintptr(n), r.in.Handle())
+		offset = uintptr(from)
+		addUp(r.data[r.rank]+offset, [2]uintptr{r.data[0] + offset, r.data[1] + offset}, n, threads)
+		return check(r.drv.CopyIn, r.x+offset, r.data[r.rank]+offset, uintptr(n), r.in.Handle())
 	case byCopies:
-		err := call1(r.drv.CopyIn, r.scratch+at, r.data[1-r.rank]+at, uintptr(n), r.in.Handle())
+		err := check(r.drv.CopyIn, r.scratch+offset, r.data[1-r.rank]+offset, uintptr(n), r.in.Handle())
 		err = errors.Join(err, r.in.Record(r.fetched[i]), r.gpu.Stream().Wait(r.fetched[i]))
 		if err != nil {
 			return err
 		}
-		theirs = r.scratch + at
+		operand = r.scratch + offset
 	}
-	return r.gpu.Kernels().Accumulate(kernel.Source{X: r.x + at, N: n / 4, Grad: theirs, DType: dtype.F32})
+	return r.gpu.Kernels().Accumulate(kernel.Source{X: r.x + offset, N: n / 4, Grad: operand, DType: dtype.F32})
 }
 
 // addUp adds up bytes of floats with some threads.
@@ -300,9 +301,9 @@ func addUp(dst uintptr, srcs [2]uintptr, bytes, threads int) {
 	for t := range threads {
 		from, n := part(bytes, threads, t)
 		add := func() {
-			at := uintptr(from)
-			dsts := []uintptr{dst + at}
-			all := []uintptr{srcs[0] + at, srcs[1] + at}
+			offset := uintptr(from)
+			dsts := []uintptr{dst + offset}
+			all := []uintptr{srcs[0] + offset, srcs[1] + offset}
 			hostops.Reduce(dsts, all, n/4, dtype.F32, reductions.Sum, false)
 		}
 		if t == threads-1 {
@@ -325,17 +326,18 @@ func measurePrototypes(ctx context.Context, base comm.Communicator, gpu *cuda.Ru
 		return err
 	}
 	block := make([]byte, 256<<10)
-	own := r.memory[page+r.rank*b.bytes:][:b.bytes]
+	slot := r.memory[page+r.rank*b.bytes:][:b.bytes]
 	calls := []call{
-		{"device to the segment", func() error { return gpu.CopyOut(own, b.memory) }},
-		{"segment to device", func() error { return gpu.CopyIn(b.memory, own) }},
+		{"device to the segment", func() error { return gpu.CopyOut(slot, b.memory) }},
+		{"segment to device", func() error { return gpu.CopyIn(b.memory, slot) }},
 		{"segment to a block in the caches", func() error {
-			for rest := own; len(rest) > 0; rest = rest[copy(block, rest):] {
+			for remaining := slot; len(remaining) > 0; remaining = remaining[copy(block, remaining):] {
 			}
 			return nil
 		}},
 		{"segment of the other rank to a block in the caches", func() error {
-			for rest := r.memory[page+(1-r.rank)*b.bytes:][:b.bytes]; len(rest) > 0; rest = rest[copy(block, rest):] {
+			remaining := r.memory[page+(1-r.rank)*b.bytes:][:b.bytes]
+			for ; len(remaining) > 0; remaining = remaining[copy(block, remaining):] {
 			}
 			return nil
 		}},
@@ -371,20 +373,20 @@ func (r *registered) check(ctx context.Context, base comm.Communicator, run func
 		return err
 	}
 	n := r.bytes / 4
-	mine := make([]float32, n)
-	for i := range mine {
-		mine[i] = float32((i%1009 + 1) * (r.rank + 1))
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = float32((i%1009 + 1) * (r.rank + 1))
 	}
-	if err := r.gpu.CopyIn(r.x, hostmem.Bytes(mine)); err != nil {
+	if err := r.gpu.CopyIn(r.x, hostmem.Bytes(values)); err != nil {
 		return err
 	}
 	if err := run(); err != nil {
 		return err
 	}
-	if err := r.gpu.CopyOut(hostmem.Bytes(mine), r.x); err != nil {
+	if err := r.gpu.CopyOut(hostmem.Bytes(values), r.x); err != nil {
 		return err
 	}
-	for i, v := range mine {
+	for i, v := range values {
 		if want := float32(3 * (i%1009 + 1)); v != want {
 			return fmt.Errorf("element %d is %v, want %v", i, v, want)
 		}

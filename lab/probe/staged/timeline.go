@@ -20,8 +20,9 @@ type timeline struct {
 
 // span is a part of a call.
 type span struct {
-	name     string
-	from, to time.Duration // since the call began
+	name string        // of what it does
+	from time.Duration // since the call began
+	to   time.Duration // likewise
 }
 
 func (l *timeline) restart() {
@@ -49,7 +50,9 @@ func (l *timeline) time(name string, f func() error) error {
 func (l *timeline) print(bytes int) {
 	sums := map[string]time.Duration{}
 	for _, p := range l.parts {
-		fmt.Printf("| %d | timeline: %s, from %.0f to %.0f | %.0f | | | |\n", bytes, p.name, micros(p.from), micros(p.to), micros(p.to-p.from))
+		took := micros(p.to - p.from)
+		fmt.Printf("| %d | timeline: %s, from %.0f to %.0f | %.0f | | | |\n",
+			bytes, p.name, micros(p.from), micros(p.to), took)
 		sums[p.name] += p.to - p.from
 	}
 	for _, name := range []string{"device to host", "host to device", "submit", "sync"} {
@@ -60,7 +63,7 @@ func (l *timeline) print(bytes int) {
 // timedGPU is a GPU whose copies are parts.
 type timedGPU struct {
 	*cuda.Runtime
-	timeline *timeline
+	timeline *timeline // of the copies
 }
 
 func (g *timedGPU) CopyOut(dst []byte, src uintptr) error {
@@ -74,7 +77,7 @@ func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
 // timedComm is a communicator whose calls are parts.
 type timedComm struct {
 	comm.Wrapped
-	timeline *timeline
+	timeline *timeline // of the calls
 }
 
 func (c timedComm) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
