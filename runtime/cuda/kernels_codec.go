@@ -59,7 +59,11 @@ func (s *sparse) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.
 		if err := s.growStatus(l.N); err != nil {
 			return err
 		}
-		return launch(s.rt, kernelEncode, groups(l.N), groupsPerSM, &encodeParameters{
+		blocks := groups(l.N) // of indices
+		if codec != kernel.CodecPositions {
+			blocks *= 2
+		}
+		return launch(s.rt, kernelEncode, blocks, groupsPerSM, &encodeParameters{
 			control:  s.address(control),
 			status:   s.address(status),
 			l:        listOf(l),

@@ -291,32 +291,42 @@ DEVICE void array_bins(group_bins &g, u32 count, float (&v)[share], double *memo
 // sign.
 enum { bar_shift = 19, octave_bars = 16, bar_count = 128, signs = 2, bar_room = signs * bar_count };
 static_assert(bar_room == block_threads, "a thread for each bar");
-DEVICE u64 middle_of(u32 bar) { return (u64)(33 + 2 * (bar % octave_bars)) << bar / octave_bars; }
+DEVICE u32 middle_of(u32 bar) { return (33 + 2 * (bar % octave_bars)) << bar / octave_bars; }
 
 // score_of returns the sum of squares that is kept if the upper half of its sign begins with the thread's bar. It
 // returns 0 if either half is empty.
 DEVICE double score_of(const u32 *counts) {
   const u32 own = thread() % bar_count;
   const u32 *const bars = counts + thread() / bar_count * bar_count;
-  u64 below = 0, sum_below = 0, above = 0, sum_above = 0;
+  u32 below = 0, sum_below = 0, all = 0, sum = 0; // sums of at most 4096 middles of 13 bits
+#pragma unroll 16
   for (u32 b = 0; b < bar_count; b++) {
-    const u64 n = bars[b];
-    if (b < own) {
-      below += n;
-      sum_below += n * middle_of(b);
-    } else {
-      above += n;
-      sum_above += n * middle_of(b);
-    }
+    if (b == own) below = all, sum_below = sum;
+    const u32 n = bars[b];
+    all += n;
+    sum += n * middle_of(b);
   }
+  const u32 above = all - below, sum_above = sum - sum_below;
   if (below == 0 || above == 0) return 0;
-  return (double)(sum_below * sum_below) / (double)below + (double)(sum_above * sum_above) / (double)above;
+  return (double)((u64)sum_below * sum_below) / (double)below + (double)((u64)sum_above * sum_above) / (double)above;
+}
+
+// best_bar returns the first bar of the greatest score over a warp, which has one each, and that score.
+DEVICE u32 best_bar(double &score) {
+  u32 bar = thread() % bar_count;
+#pragma unroll
+  for (u32 mask = warp_size / 2; mask > 0; mask /= 2) {
+    const double other = shuffle_xor(score, mask);
+    const u32 of_other = shuffle_xor(bar, mask);
+    if (other > score || (other == score && of_other < bar)) score = other, bar = of_other;
+  }
+  return bar;
 }
 
 // list_bins computes the bins for a group of a list: for each sign, the smaller and the larger values.
 DEVICE void list_bins(group_bins &g, u32 count, const float (&v)[share], double *memory) {
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
-  u32 *const counts = (u32 *)memory, *const tops = counts + bar_room, *const cuts = tops + block_warps;
+  u32 *const counts = (u32 *)memory, *const tops = counts + bar_room, *const bars = tops + block_warps;
   double *const scores = memory + block_threads;
   u32 top = 0;
 #pragma unroll
@@ -340,22 +350,24 @@ DEVICE void list_bins(group_bins &g, u32 count, const float (&v)[share], double 
       if (exists(j)) add_to(&counts[(bits_of(v[j]) >> 31) * bar_count + bar_of(v[j])], 1);
   }
   barrier();
-  scores[thread()] = score_of(counts);
+  double score = score_of(counts);
+  const u32 bar = best_bar(score);
+  if (lane() == 0) scores[warp()] = score, bars[warp()] = bar;
   barrier();
-  if (thread() < signs) {
-    double best = 0;
-    u32 cut = 0;
-    for (u32 b = 0; b < bar_count; b++) {
-      const double score = scores[thread() * bar_count + b];
-      if (score > best) best = score, cut = b;
-    }
-    cuts[thread()] = cut;
+  enum { of_sign = block_warps / signs }; // warps
+  u32 cuts[signs];
+#pragma unroll
+  for (u32 sign = 0; sign < signs; sign++) {
+    u32 best = sign * of_sign;
+#pragma unroll
+    for (u32 w = 1; w < of_sign; w++)
+      if (scores[sign * of_sign + w] > scores[best]) best = sign * of_sign + w;
+    cuts[sign] = bars[best];
   }
-  barrier();
 #pragma unroll
   for (u32 j = 0; j < share; j++) {
     if (!exists(j) || g.spoiled) continue;
-    const u32 sign = bits_of(v[j]) >> 31, larger = bar_of(v[j]) >= cuts[sign];
+    const u32 sign = bits_of(v[j]) >> 31, larger = bar_of(v[j]) >= (sign ? cuts[1] : cuts[0]);
     g.codes |= (sign ? 1 - larger : 2 + larger) << 2 * j;
   }
 }
@@ -405,8 +417,11 @@ DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *m
 
 enum { memory_of_group = 8 * block_threads }; // doubles that encode_group needs
 
-// encode_values makes a block write the values of a group of a list or array. It calls lose with the rounding error of
-// each value, or of each quad and its first index.
+// floats are values at places a number of elements apart.
+template <u32 n> struct floats { float of[n]; };
+
+// encode_values makes a block write the values of a group of a list or array. It calls lose with rounding errors: the
+// index of the first one, their distance in elements, and the errors.
 DEVICE float lost_of(float x, float decoded) { return finite(decoded) ? x - decoded : 0; }
 template <typename F> DEVICE void encode_values(const coded &a, u64 first, const float *x, double *memory, bool list, F lose) {
   if (a.codec == as_i2) {
@@ -415,9 +430,17 @@ template <typename F> DEVICE void encode_values(const coded &a, u64 first, const
 #pragma unroll
     for (u32 j = 0; j < share; j++) v[j] = j * block_threads + thread() < left ? x[first + thread() + j * block_threads] : 0;
     encode_group(a, first, v, memory, list);
+    enum { batch = 8 };
 #pragma unroll
-    for (u32 j = 0; j < share; j++)
-      if (j * block_threads + thread() < left) lose(first + thread() + j * block_threads, lost_of(x[first + thread() + j * block_threads], v[j]));
+    for (u32 from = 0; from < share; from += batch) {
+      const u64 start = first + from * block_threads + thread();
+      floats<batch> rest;
+#pragma unroll
+      for (u32 j = 0; j < batch; j++) rest.of[j] = (from + j) * block_threads + thread() < left ? x[start + j * block_threads] : 0;
+#pragma unroll
+      for (u32 j = 0; j < batch; j++) rest.of[j] = lost_of(rest.of[j], v[from + j]);
+      lose(start, (u32)block_threads, rest);
+    }
     return;
   }
   enum { row = quad * warp_size, of_warp = group_values / block_warps, rows = 2 }; // rows at a time
@@ -432,7 +455,7 @@ template <typename F> DEVICE void encode_values(const coded &a, u64 first, const
       encode_quads(a, start + r * row, v);
 #pragma unroll
       for (u32 j = 0; j < quad; j++) v[j] = lost_of(before[r][j], v[j]);
-      lose(start + r * row, v);
+      lose(start + r * row, 1u, __builtin_bit_cast(floats<quad>, v));
     }
   }
 }
@@ -448,12 +471,16 @@ KERNEL BOUNDS(block_threads, 4) quantize(quantize_args a) {
   static SHARED double memory[memory_of_group];
   const coded to(a.codec, a.n, a.dst);
   for (u64 first = (u64)block() * group_values; first < a.n; first += (u64)blocks() * group_values)
-    encode_values(to, first, a.src, memory, false, [&] METHOD (u64 i, auto rest) {
+    encode_values(to, first, a.src, memory, false, [&] METHOD (u64 i, u32 apart, auto rest) {
       if (!a.lost) return;
-      if constexpr (__is_same(decltype(rest), float))
-        a.lost[i] = rest;
-      else
-        store_quad(a.lost + i, of_quad(a.n, i), rest);
+      enum { n = sizeof rest / sizeof(float) };
+      if constexpr (n == quad) {
+        store_quad(a.lost + i, of_quad(a.n, i), __builtin_bit_cast(four, rest));
+      } else {
+#pragma unroll
+        for (u32 j = 0; j < n; j++)
+          if (i + j * apart < a.n) a.lost[i + j * apart] = rest.of[j];
+      }
     });
 }
 
@@ -508,25 +535,63 @@ DEVICE u32 inclusive_scan(u32 v) {
   return v;
 }
 
+// A warp holds the gaps of a block of indices in runs: each lane has those of 32 consecutive entries.
+enum { run = index_block / warp_size, run_room = index_block + warp_size };
+struct gaps {
+  u32 count;   // of the lane's run
+  u32 of[run]; // 0 after these
+};
+// run_place returns the place of a block's entry in shared memory: lanes that walk through their runs use different banks.
+DEVICE u32 run_place(u32 i) { return i + i / run; }
+
+// load_gaps loads the gaps of a block, the first one of which is 0 if nothing is before it in the group.
+DEVICE gaps load_gaps(const i32 *idx, u32 count, bool first, u32 *memory) {
+  i32 row[run];
+#pragma unroll
+  for (u32 r = 0; r < run; r++) row[r] = r * warp_size + lane() < count ? idx[r * warp_size + lane()] : 0;
+#pragma unroll
+  for (u32 r = 0; r < run; r++) memory[run_place(r * warp_size + lane())] = (u32)row[r];
+  warp_barrier();
+  gaps g;
+  g.count = count > lane() * run ? least(count - lane() * run, (u32)run) : 0;
+  u32 before = lane() ? memory[run_place(lane() * run - 1)] : first ? memory[0] - 1 : (u32)idx[-1];
+#pragma unroll
+  for (u32 j = 0; j < run; j++) {
+    const u32 index = memory[run_place(lane() * run) + j];
+    g.of[j] = j < g.count ? (index - before - 1) & 0x7fffffff : 0;
+    before = index;
+  }
+  return g;
+}
+
 // choose returns the shortest encoding of a block's gaps, as kernel.RiceParameter specifies.
-DEVICE rice choose(const u32 *gaps, u32 count) {
+DEVICE rice choose(const gaps &g, u32 count) {
   u64 sum = 0;
   u32 any = 0;
-  for (u32 i = lane(); i < count; i += warp_size) sum += gaps[i], any |= gaps[i];
+#pragma unroll
+  for (u32 j = 0; j < run; j++) sum += g.of[j], any |= g.of[j];
   sum = warp_sum64(sum);
 #pragma unroll
   for (u32 mask = warp_size / 2; mask > 0; mask /= 2) any |= shuffle_xor(any, mask);
-  const auto cost = [&] METHOD (u32 k, u32 &capped) { // bits of the quotients and low bits
-    u64 plain = 0, apart = 0;
-    for (u32 i = lane(); i < count; i += warp_size) {
-      const u32 q = gaps[i] >> k;
-      plain += q + 1;
-      apart += q < cap_at ? q + 1 : cap_at + 2 * bit_length(q - cap_at + 1);
+  const auto cost = [&] METHOD (u32 k, u32 &capped) { // of the quotients and low bits, in bits
+    enum { most_quotient = 1 << 20 }; // longer than all that are taken
+    u32 plain = 0;
+#pragma unroll
+    for (u32 j = 0; j < run; j++) plain += least(g.of[j] >> k, (u32)most_quotient);
+    plain = warp_sum(plain) + count;
+    capped = 0;
+    if (any >> k >= cap_from) { // the same for all
+      u32 apart = 0;
+#pragma unroll
+      for (u32 j = 0; j < run; j++) {
+        const u32 q = g.of[j] >> k;
+        apart += q < cap_at ? q : cap_at - 1 + 2 * bit_length(q - cap_at + 1);
+      }
+      apart = warp_sum(apart) + count;
+      capped = apart < plain;
+      if (capped) plain = apart;
     }
-    plain = warp_sum64(plain), apart = warp_sum64(apart);
-    capped = any >> k >= cap_from && apart < plain;
-    if (capped) plain = apart;
-    return plain > 8 * most_high ? 1ull << 40 : plain + count * k;
+    return plain > 8 * most_high ? 1ull << 40 : (u64)plain + count * k;
   };
   const u32 mean = (u32)(sum / count);
   u32 k = mean ? bit_length(mean) - 1 : 0, capped, other;
@@ -556,31 +621,66 @@ DEVICE u32 get_bits(const u32 *words, u32 at) { // 32 of them
   return at % 32 ? words[at / 32] >> at % 32 | words[at / 32 + 1] << (32 - at % 32) : words[at / 32];
 }
 
-// write_gaps makes a warp write a block of indices to words, which must be zero.
-DEVICE void write_gaps(const rice &r, const u32 *gaps, u32 count, u32 *words) {
-  for (u32 i = lane(); i < count; i += warp_size) put_bits(words, i * r.k, gaps[i] & ((1u << r.k) - 1));
+// write_gaps makes a warp write a block of indices to words. Each lane writes its run, whose low bits fill one word for
+// each bit of a gap.
+DEVICE void write_gaps(const rice &r, const gaps &g, u32 count, u32 *words) {
+  for (u32 i = run * r.k + lane(); i < least(r.bytes(count) / 4 + 2, (u32)staged_words); i += warp_size) words[i] = 0;
+  u64 held = 0;
+  u32 filled = 0, *to = words + lane() * r.k;
+#pragma unroll
+  for (u32 j = 0; j < run; j++) {
+    held |= (u64)(g.of[j] & ((1u << r.k) - 1)) << filled;
+    filled += r.k;
+    if (filled < 32) continue; // the same for all
+    *to++ = (u32)held;
+    held >>= 32;
+    filled -= 32;
+  }
+  warp_barrier();
   if (!r.high) return;
-  const u32 rows = (count + warp_size - 1) / warp_size;
-  u32 at = (count * r.k + 7) / 8 * 8;
-  for (u32 row = 0; row < rows; row++) {
-    const u32 i = row * warp_size + lane();
-    u32 q = i < count ? gaps[i] >> r.k : 0;
-    if (r.capped) q = least(q, (u32)cap_at);
-    const u32 end = inclusive_scan(i < count ? q + 1 : 0);
-    if (i < count) put_bits(words, at + end - 1, 1);
-    at += shuffle(end, warp_size - 1);
+  const auto quotient = [&] METHOD (u32 j) {
+    const u32 q = g.of[j] >> r.k;
+    return r.capped ? least(q, (u32)cap_at) : q;
+  };
+  u32 at = (count * r.k + 7) / 8 * 8, mine = g.count;
+#pragma unroll
+  for (u32 j = 0; j < run; j++) mine += quotient(j);
+  u32 end = inclusive_scan(mine), place = at + end - mine;
+#pragma unroll
+  for (u32 j = 0; j < run; j++) {
+    place += quotient(j);
+    if (j < g.count) set_bits(&words[place / 32], 1u << place % 32);
+    place++;
   }
-  for (u32 row = 0; r.capped && row < rows; row++) {
-    const u32 i = row * warp_size + lane();
-    const u32 q = i < count ? gaps[i] >> r.k : 0;
-    const u32 n = q >= cap_at ? bit_length(q - cap_at + 1) - 1 : 0, size = q >= cap_at ? 2 * n + 1 : 0;
-    const u32 end = inclusive_scan(size), start = at + end - size;
-    if (size) {
-      put_bits(words, start + n, 1);
-      put_bits(words, start + n + 1, (q - cap_at + 1) & ((1u << n) - 1));
-    }
-    at += shuffle(end, warp_size - 1);
+  if (!r.capped) return;
+  at += shuffle(end, warp_size - 1);
+  const auto length = [&] METHOD (u32 j) { // of what is kept apart, in bits behind the first one
+    const u32 q = g.of[j] >> r.k;
+    return bit_length(q - cap_at + 1) - 1;
+  };
+  mine = 0;
+#pragma unroll
+  for (u32 j = 0; j < run; j++)
+    if (g.of[j] >> r.k >= cap_at) mine += 2 * length(j) + 1;
+  end = inclusive_scan(mine), place = at + end - mine;
+#pragma unroll
+  for (u32 j = 0; j < run; j++) {
+    const u32 q = g.of[j] >> r.k;
+    if (q < cap_at) continue;
+    const u32 n = length(j);
+    put_bits(words, place + n, 1);
+    put_bits(words, place + n + 1, (q - cap_at + 1) & ((1u << n) - 1));
+    place += 2 * n + 1;
   }
+}
+
+// copy_bits has a warp copy bytes from words.
+DEVICE void copy_bits(u8 *to, const u32 *words, u32 bytes) {
+  const u32 head = least((u32)(-(u64)to & 3), bytes), whole = (bytes - head) / 4, behind = head + 4 * whole;
+  const auto byte = [&] METHOD (u32 i) { to[i] = (u8)(words[i / 4] >> i % 4 * 8); };
+  if (lane() < head) byte(lane());
+  for (u32 i = lane(); i < whole; i += warp_size) ((u32 *)(to + head))[i] = get_bits(words, 8 * head + 32 * i);
+  if (lane() < bytes - behind) byte(behind + lane());
 }
 
 struct encode_args {
@@ -593,10 +693,10 @@ struct encode_args {
   i32 *length;
   array lost;
 };
-// encode: a block encodes one group of entries at a time. All its warps write the values; then each of some warps
-// writes a block of indices. The offsets of these blocks follow from the groups before.
+// encode: a block has the indices of a group of entries at a time, a warp for each block of them, or the values. Where
+// the bytes of indices begin, it learns from the groups before.
 KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
-  static SHARED u32 gaps[group_blocks][index_block];
+  static SHARED u32 indices[group_blocks][run_room];
   alignas(16) static SHARED u32 staged[group_blocks][staged_words];
   static SHARED u32 sizes[group_blocks], ticket, before;
   control *c = a.c;
@@ -604,26 +704,26 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
   const u32 listed = length_of(a.l), m = (u32)least((u64)listed, a.fit);
   const u32 groups = (m + group_values - 1) / group_values, all = (m + index_block - 1) / index_block;
   const layout at(a.codec, m);
+  enum { of_indices, of_values };
+  const u32 parts = a.codec == positions ? of_indices + 1 : of_values + 1; // of a group
   u32 faults = 0;
-  const auto lose = [&] METHOD (u64 i, auto rest) {
+  const auto lose = [&] METHOD (u64 i, u32 apart, u32 end, auto rest) { // of the entries before an end
     constexpr u32 n = sizeof rest / sizeof(float);
-    const u32 exist = least((u32)(listed - i), n);
-    const auto x = __builtin_bit_cast(words<n>, rest);
     i32 index[n];
     float before[n];
 #pragma unroll
-    for (u32 j = 0; j < n; j++) index[j] = j < exist ? a.l.idx[i + j] : -1;
+    for (u32 j = 0; j < n; j++) index[j] = i + j * apart < end ? a.l.idx[i + j * apart] : -1;
 #pragma unroll
     for (u32 j = 0; j < n; j++) {
       if (a.lost.has(index[j])) before[j] = a.lost.p[index[j]];
-      else faults += j < exist;
+      else faults += i + j * apart < end;
     }
 #pragma unroll
     for (u32 j = 0; j < n; j++)
-      if (a.lost.has(index[j])) a.lost.p[index[j]] = before[j] + float_of(x.word[j]);
+      if (a.lost.has(index[j])) a.lost.p[index[j]] = before[j] + rest.of[j];
   };
   const bool loses = a.lost.p && a.codec != positions;
-  for (u64 i = m + thread_index(); loses && i < listed; i += thread_count()) lose(i, a.l.val[i]);
+  for (u64 i = m + thread_index(); loses && i < listed; i += thread_count()) lose(i, 1, listed, floats<1>{a.l.val[i]});
   if (thread_index() == 0) {
     ((u32 *)a.message)[0] = m;
     if (all % 2) ((u16 *)(a.message + at.headers))[all] = 0;
@@ -636,25 +736,21 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
     barrier();
     if (thread() == 0) ticket = add_to(&c->ticket, 1);
     barrier();
-    const u32 number = ticket;
+    const u32 number = ticket / parts, first = number * group_values;
     if (number >= groups) break;
-    const u32 first = number * group_values;
-    if (a.codec != positions)
-      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, true, [&] METHOD (u64 i, auto rest) {
-        if (loses && i < m) lose(i, rest);
+    if (ticket % parts == of_values) {
+      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, true, [&] METHOD (u64 i, u32 apart, auto rest) {
+        if (loses) lose(i, apart, m, rest);
       });
-    barrier();
+      continue;
+    }
     const u32 from = first + warp() * index_block, count = from < m ? least(m - from, (u32)index_block) : 0;
     const bool mine = warp() < group_blocks && count > 0; // the same for all lanes of a warp
     rice r = {0, 0, 0};
     if (mine) {
-      u32 *const g = gaps[warp()], *const words = staged[warp()];
-      for (u32 i = lane(); i < count; i += warp_size)
-        g[i] = from + i == first ? 0 : ((u32)a.l.idx[from + i] - (u32)a.l.idx[from + i - 1] - 1) & 0x7fffffff;
-      for (u32 i = lane(); i < staged_words; i += warp_size) words[i] = 0;
-      warp_barrier();
+      const gaps g = load_gaps(a.l.idx + from, count, from == first, indices[warp()]);
       r = choose(g, count);
-      write_gaps(r, g, count, words);
+      write_gaps(r, g, count, staged[warp()]);
     }
     if (warp() < group_blocks && lane() == 0) sizes[warp()] = r.bytes(count);
     barrier();
@@ -683,7 +779,7 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
       const bool fits = group_at + start + r.bytes(count) <= a.capacity; // always true for an ascending list
       u8 *const to = a.message + group_at + start;
       if (lane() == 0) ((u16 *)(a.message + at.headers))[from / index_block] = fits ? (u16)r.word() : 0;
-      for (u32 i = lane(); fits && i < r.bytes(count); i += warp_size) to[i] = (u8)(staged[warp()][i / 4] >> i % 4 * 8);
+      if (fits) copy_bits(to, staged[warp()], r.bytes(count));
     }
   }
   count_faults(a.lost.p ? a.lost.faults : nullptr, faults);
