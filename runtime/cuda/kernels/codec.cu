@@ -786,46 +786,86 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
   if (last_block(c)) reset(c);
 }
 
+// load_bits makes a warp load bytes of a message into words. Bytes beyond its length are 0.
+DEVICE void load_bits(u32 *words, const u8 *message, u64 start, u32 bytes, u32 length) {
+  const u64 end = least(start + bytes, (u64)length);
+  for (u32 i = lane(); i < bytes / 4 + 2; i += warp_size) {
+    const u64 at = start + 4 * i;
+    u32 word = 0;
+    if (at + 4 <= end && at + 8 <= length) {
+      const u32 *const p = (const u32 *)message + at / 4;
+      const u32 shift = at % 4 * 8;
+      word = p[0] >> shift;
+      if (shift) word |= p[1] << (32 - shift);
+    } else {
+#pragma unroll
+      for (u32 b = 0; b < 4; b++)
+        if (at + b < end) word |= (u32)message[at + b] << 8 * b;
+    }
+    words[i] = word;
+  }
+}
+
 // read_gaps makes a warp decode the first n of a block's count entries into words, as positions relative to the
-// smallest that the first can have. It returns the smallest position of the next block.
+// smallest that the first can have. It returns the smallest position of the next block. Each lane decodes a run, whose
+// low bits fill one word for each bit of a gap.
 DEVICE u32 read_gaps(const rice &r, u32 count, u32 n, const u32 *words, u32 *places) {
-  const u32 start = (count * r.k + 7) / 8 * 8, end = start + 8 * r.high;
-  for (u32 i = lane(); i < count; i += warp_size) places[i] = ~0u; // of the one bits of the quotients
+  const u32 start = (count * r.k + 7) / 8 * 8, end = start + 8 * r.high, first = lane() * run;
+  u32 *const mine = places + run_place(first);
+#pragma unroll
+  for (u32 row = 0; row < run; row++) places[run_place(row * warp_size + lane())] = ~0u; // of the ones of the quotients
   warp_barrier();
   u32 seen = 0;
-  for (u32 at = start; at < end; at += 32 * warp_size) { // one word for each thread
-    const u32 mine = at + 32 * lane();
-    u32 w = mine < end ? get_bits(words, mine) : 0;
-    if (mine < end && end - mine < 32) w &= (1u << (end - mine)) - 1;
+  for (u32 at = start; at < end; at += 32 * warp_size) { // a word a thread
+    const u32 own = at + 32 * lane();
+    u32 w = own < end ? get_bits(words, own) : 0;
+    if (own < end && end - own < 32) w &= (1u << (end - own)) - 1;
     const u32 inclusive = inclusive_scan(ones(w));
-    for (u32 rank = seen + inclusive - ones(w); w && rank < count; w &= w - 1, rank++) places[rank] = mine + trailing_zeros(w);
+    for (u32 rank = seen + inclusive - ones(w); w && rank < count; w &= w - 1, rank++) places[run_place(rank)] = own + trailing_zeros(w);
     seen += shuffle(inclusive, warp_size - 1);
   }
   warp_barrier();
-  u32 apart = r.high && places[count - 1] != ~0u ? places[count - 1] + 1 : end, next = 0, last = start - 1;
+  const u32 last = places[run_place(count - 1)];
+  u32 apart = r.high && last != ~0u ? last + 1 : end, previous = lane() ? places[run_place(first - 1)] : start - 1, large = 0;
   warp_barrier();
-  for (u32 row = 0; row < (n + warp_size - 1) / warp_size; row++) {
-    const u32 i = row * warp_size + lane();
-    const u32 place = i < n ? places[i] : ~0u, previous = shuffle_up(place, 1);
-    u32 q = 0;
-    if (place != ~0u) q = place - (lane() ? previous : last) - 1;
-    last = shuffle(place, warp_size - 1);
-    for (u32 large = r.capped ? ballot(place != ~0u && q == cap_at) : 0; large; large &= large - 1) { // the same for all lanes
+#pragma unroll
+  for (u32 j = 0; j < run; j++) { // places become quotients
+    const u32 place = first + j < n ? mine[j] : ~0u, q = place != ~0u ? place - previous - 1 : 0;
+    if (place != ~0u && q == cap_at) large |= 1u << j;
+    previous = place;
+    mine[j] = q;
+  }
+  for (u32 lanes = r.capped ? ballot(large) : 0; lanes; lanes &= lanes - 1) { // the same for all
+    const u32 owner = trailing_zeros(lanes);
+    for (u32 left = shuffle(large, owner); left; left &= left - 1) {
       u32 zeros = 0;
       while (apart < end && !(get_bits(words, apart) & 1)) apart++, zeros++;
       zeros = apart < end ? least(zeros, 31u) : 0;
       apart++;
       const u32 x = 1u << zeros | (apart < end ? get_bits(words, apart) & ((1u << zeros) - 1) : 0);
       apart += zeros;
-      if (trailing_zeros(large) == lane()) q += x - 1;
+      if (owner == lane()) mine[trailing_zeros(left)] += x - 1;
     }
-    const u32 gap = i < n ? get_bits(words, i * r.k) & ((1u << r.k) - 1) | q << r.k : 0;
-    const u32 sums = inclusive_scan(i < n ? gap + 1 : 0);
-    warp_barrier();
-    if (i < n) places[i] = next + sums - 1;
-    next += shuffle(sums, warp_size - 1);
   }
-  return next;
+  const u32 *from = words + lane() * r.k;
+  u64 held = 0;
+  u32 filled = 0, sum = 0;
+#pragma unroll
+  for (u32 j = 0; j < run; j++) { // and these places
+    if (filled < r.k) { // the same for all
+      held |= (u64)*from++ << filled;
+      filled += 32;
+    }
+    const u32 gap = ((u32)held & ((1u << r.k) - 1)) | mine[j] << r.k;
+    held >>= r.k;
+    filled -= r.k;
+    if (first + j < n) sum += gap + 1;
+    mine[j] = sum - 1;
+  }
+  const u32 inclusive = inclusive_scan(sum);
+#pragma unroll
+  for (u32 j = 0; j < run; j++) mine[j] += inclusive - sum;
+  return shuffle(inclusive, warp_size - 1);
 }
 
 struct decode_args {
@@ -835,9 +875,9 @@ struct decode_args {
   entries dst; // its length is written
 };
 // decode: a block decodes one group of entries at a time. Some warps decode a block of indices each, the others the
-// values.
+// values meanwhile.
 KERNEL BOUNDS(block_threads, 4) decode(decode_args a) {
-  static SHARED u32 places[group_blocks][index_block];
+  static SHARED u32 places[group_blocks][run_room];
   static SHARED u32 staged[group_blocks][staged_words];
   static SHARED u32 spans[group_blocks];
   u32 m = 0, count = 0, length = 0;
@@ -862,25 +902,25 @@ KERNEL BOUNDS(block_threads, 4) decode(decode_args a) {
         r = {header & 31, header >> 5 & 1, header >> 6};
         if (w < warp()) size = r.bytes(size);
       }
-      u8 *const bytes = (u8 *)staged[warp()];
-      for (u32 i = lane(); i < 4 * staged_words; i += warp_size) bytes[i] = i < r.bytes(size) && start + i < length ? a.message[start + i] : 0;
+      load_bits(staged[warp()], a.message, start, r.bytes(size), length);
       warp_barrier();
       const u32 span = read_gaps(r, size, n, staged[warp()], places[warp()]);
       if (lane() == 0) spans[warp()] = span;
-    } else if (warp() < group_blocks && lane() == 0) {
-      spans[warp()] = 0;
+    } else if (warp() < group_blocks) {
+      if (lane() == 0) spans[warp()] = 0;
+    } else if (a.codec != positions) {
+      const coded values(a.codec, count, a.message + at.values);
+      enum { others = (block_warps - group_blocks) * warp_size };
+      for (u32 i = first + (thread() - group_blocks * warp_size) * quad; i < m && i < first + group_values; i += others * quad)
+        store_quad(a.dst.val + i, of_quad(m, i), decode_quad(values, i));
     }
     barrier();
     u32 base = directory[0];
     for (u32 w = 0; w < group_blocks; w++) {
       for (u32 i = thread(); first + w * index_block + i < m && i < index_block; i += block_threads)
-        a.dst.idx[first + w * index_block + i] = (i32)(base + places[w][i]);
+        a.dst.idx[first + w * index_block + i] = (i32)(base + places[w][run_place(i)]);
       base += spans[w];
     }
-    if (a.codec == positions) continue;
-    const coded values(a.codec, count, a.message + at.values);
-    for (u32 i = first + thread() * quad; i < m && i < first + group_values; i += block_threads * quad)
-      store_quad(a.dst.val + i, of_quad(m, i), decode_quad(values, i));
   }
 }
 
