@@ -145,6 +145,10 @@ func (s *stage) place(calls []comm.Call) error {
 	for i := range calls {
 		staged := &s.calls[i]
 		staged.Send, total = s.reserve(&calls[i], calls[i].Send, (*comm.Call).SendPart, total)
+		if staged.Op == comm.OpAllReduce { // in place: half the memory, and what is read is in the caches to be written
+			staged.Recv = staged.Send
+			continue
+		}
 		staged.Recv, total = s.reserve(&calls[i], calls[i].Recv, (*comm.Call).RecvPart, total)
 	}
 	s.counts = total
