@@ -28,6 +28,15 @@ for host in 0 1; do
 	ip -n "$name-$host" link set eth0 up
 	[ "$rate" = 0 ] || tc -n "$name-$host" qdisc add dev eth0 root tbf rate "$rate" burst 4mb latency 50ms
 done
+# NCCL passes over an interface that is up and does not run yet, and the kernel may say a second late that one does.
+for host in 0 1; do
+	for ((tries = 0; tries < 200; tries++)); do
+		[[ $(ip -n "$name-$host" -oneline link show dev eth0) == *'state UP'* ]] && continue 2
+		sleep 0.05
+	done
+	echo "$0: the end of the cable on host $host does not run" >&2
+	exit 1
+done
 export WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.78.0.1 MASTER_PORT=29500
 export NCCL_SOCKET_IFNAME=eth0 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0
 export TUTTI_SECRET=${TUTTI_SECRET:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}
