@@ -84,30 +84,26 @@ var (
 	_ backend.Progresser      = (*Comm)(nil)
 )
 
-// newComm makes a communicator around its control communicator, and takes ownership of it.
-func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
-	lib := control.lib
+// newComm makes a communicator around its control communicator and a membership, and takes ownership of both.
+func newComm(ctx context.Context, control *native, m membership, o options) (*Comm, error) {
 	rt := control.rt
-	rank := lib.out(func(p uintptr) { lib.sym.UserRank.Call(control.handle, p) })
-	size := lib.out(func(p uintptr) { lib.sym.Count.Call(control.handle, p) })
+	rank, size := control.place()
 	c := &Comm{
-		lib:       lib,
+		lib:       control.lib,
 		rt:        rt,
 		options:   o,
-		submitted: new(submissions),
+		submitted: m.submitted,
+		group:     m.group,
 	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{
 		Backend:   "nccl",
-		Rank:      int(int32(rank)),
-		WorldSize: int(int32(size)),
+		Rank:      rank,
+		WorldSize: size,
 		Supports:  c.supports,
 	}
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	c.control.native = control
-	if c.session != nil {
-		c.group = c.session.join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
-	}
 	group := c.group // not c.group: the cleanup would keep c alive
 	mark := leak.NewMark("nccl", fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
 	c.leakAlarm = goruntime.AddCleanup(c, func(mark *leak.Mark) { leaked(mark, group) }, mark)

@@ -45,6 +45,14 @@ func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *nat
 	return n
 }
 
+// place returns the rank in the communicator, and how many there are.
+func (n *native) place() (rank, size int) {
+	lib := n.lib
+	number := lib.out(func(p uintptr) { lib.sym.UserRank.Call(n.handle, p) })
+	count := lib.out(func(p uintptr) { lib.sym.Count.Call(n.handle, p) })
+	return int(int32(number)), int(int32(count))
+}
+
 // newMidway is newNative for a communicator whose creation did not finish.
 func newMidway(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
 	n := newNative(lib, rt, handle, shares)

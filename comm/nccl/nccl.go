@@ -62,33 +62,44 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	comms := make([]*Comm, len(runtimes))
-	var first error
-	var once sync.Once
+	var mu sync.Mutex // guards errs
+	var errs []error  // in their order in time
 	var wg sync.WaitGroup
 	for rank, rt := range runtimes {
 		wg.Go(func() {
 			o := collect(opts)
 			o.oneProcess = true
 			o.session = &session{client: server.Local(fmt.Sprint("rank ", rank))}
-			var err error
-			comms[rank], err = lib.join(ctx, rt, id, rank, len(runtimes), o)
-			if err != nil {
-				once.Do(func() { first = err })
-				cancel(err)
+			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
+			if err == nil {
+				comms[rank] = c
+				return
 			}
+			mu.Lock()
+			errs = append(errs, err)
+			mu.Unlock()
+			cancel(err)
 		})
 	}
 	wg.Wait()
-	if first == nil {
+	if len(errs) == 0 {
 		return comms, nil
 	}
-	errs := []error{first}
+	errs = []error{firstCause(errs)}
 	for _, c := range comms {
 		if c != nil {
 			errs = append(errs, c.Close())
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// firstCause returns the first of some errors that does not follow from another rank's, or the first one if all do.
+func firstCause(errs []error) error {
+	i := slices.IndexFunc(errs, func(err error) bool {
+		return !errors.Is(err, comm.ErrPeerFailed) && !errors.Is(err, comm.ErrCanceled)
+	})
+	return errs[max(i, 0)]
 }
 
 // From makes a communicator of the ranks of base, each on its own rt. It is collective on base, which may be any
@@ -131,13 +142,15 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), o)
 }
 
-// join makes rank's communicator; all ranks call it with the same id.
+// join makes rank's communicator; all ranks call it with the same id. NCCL does not tell a rank that another one cannot
+// begin, so the ranks are a group before.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
+	m := o.enroll(ctx, rank, size)
 	cfg := o.config(false)
 	control, err := l.create(ctx, creation{
 		rt:     rt,
 		shares: o.sharesProcess(size),
-		stop:   func() error { return nil },
+		stop:   m.peerFailed,
 		fn:     l.sym.InitRankConfig,
 		call: func(cell uintptr) uintptr {
 			return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
@@ -149,10 +162,10 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 			Backend: "nccl",
 			Op:      "init",
 			Rank:    rank,
-			Err:     errors.Join(err, o.session.end()),
+			Err:     m.withdraw(err),
 		}
 	}
-	return newComm(ctx, control, o)
+	return newComm(ctx, control, m, o)
 }
 
 // FromEnv makes a communicator of the processes of a launcher (tutti launch, torchrun, Open MPI's or MPICH's mpirun,

@@ -37,7 +37,11 @@ type member struct {
 	leave   sync.Once // ends the membership, once
 }
 
+// join makes a rank a member of a group, which is nil without a session.
 func (s *session) join(ctx context.Context, name string, rank, size int, status func() string) group {
+	if s == nil {
+		return nil
+	}
 	s.members.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -52,6 +56,43 @@ func (m *member) Leave() {
 			_ = m.session.end()
 		}
 	})
+}
+
+// membership is what a rank has of a communicator before NCCL has made it.
+type membership struct {
+	submitted *submissions // of the communicator; locks itself
+	group     group        // nil if the ranks cannot tell each other of an abort
+}
+
+// enroll begins the membership of a rank.
+func (o options) enroll(ctx context.Context, rank, size int) membership {
+	submitted := new(submissions)
+	return membership{
+		submitted: submitted,
+		group:     o.session.join(ctx, o.name, rank, size, submitted.status),
+	}
+}
+
+// peerFailed returns an error if another rank is known not to take part.
+func (m membership) peerFailed() error {
+	if m.group == nil {
+		return nil
+	}
+	return m.group.Failed(math.MaxUint64)
+}
+
+// withdraw ends a membership without a communicator, and returns why. The other ranks, which would wait for this one in
+// their creation, learn of that first.
+func (m membership) withdraw(cause error) error {
+	if m.group == nil {
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
+	defer cancel()
+	m.submitted.abort(cause)
+	answers := m.group.Abort(ctx, cause.Error(), 0)
+	m.group.Leave()
+	return describeFailure(cause, answers)
 }
 
 // end closes the client, unless others use it.

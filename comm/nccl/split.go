@@ -148,5 +148,6 @@ func (c *Comm) derive(ctx context.Context, name string, d derivation) (*Comm, er
 	}
 	o := c.options
 	o.name = fmt.Sprintf("%s/%s", c.name, name)
-	return newComm(ctx, control, o)
+	rank, size := control.place()
+	return newComm(ctx, control, o.enroll(ctx, rank, size), o)
 }

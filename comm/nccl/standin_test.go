@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/gputest"
+	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
@@ -871,6 +872,48 @@ func TestStandInCreationEnds(t *testing.T) {
 	s.nccl.InProgress.Call(0)
 	s.nccl.HoldAbort.Call(0)
 	require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
+}
+
+// A rank that NCCL refuses tells the others, which wait for it in their creation.
+func TestStandInCreationWithoutARank(t *testing.T) {
+	s, rt := openStandIns(t)
+	for _, way := range []struct {
+		name   string
+		create func(ctx context.Context, errs []error)
+	}{
+		{"goroutines", func(ctx context.Context, errs []error) {
+			_, errs[0] = nccl.InProcess(ctx, []*cuda.Runtime{rt, rt})
+		}},
+		{"from another communicator", func(ctx context.Context, errs []error) {
+			assert.NoError(t, local.Run(ctx, len(errs), func(ctx context.Context, base comm.Communicator) error {
+				_, errs[base.Rank()] = nccl.From(ctx, base, rt)
+				return nil
+			}))
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			s.nccl.InProgress.Call(1)
+			defer s.nccl.InProgress.Call(0)
+			const second = 3 // of ncclGetUniqueId, and ncclCommInitRankConfig of one rank and of the other
+			s.nccl.Fail.Call(second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			errs := make([]error, 2)
+			way.create(ctx, errs)
+			require.NoError(t, ctx.Err(), "a rank waits for the other")
+			var refused *nccl.Error
+			for _, err := range errs {
+				if errors.As(err, &refused) || err == nil {
+					continue
+				}
+				require.ErrorIs(t, err, comm.ErrPeerFailed)
+				require.ErrorContains(t, err, "aborted: ncclCommInitRankConfig: a failure")
+			}
+			require.NotNil(t, refused, "%v", errs)
+			s.nccl.InProgress.Call(0)
+			require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
+		})
+	}
 }
 
 // If the context of a Split ends first, NCCL may finish the sub-communicator later. It is freed.

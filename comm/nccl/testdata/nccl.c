@@ -135,7 +135,7 @@ const char *ncclGetLastError(struct comm *c) { return ""; }
 
 int ncclCommInitRankConfig(struct comm **out, int ranks, struct id id, int rank, void *config) {
   if (fails()) return CUDA_ERROR;
-  return ranks == 1 && rank == 0 && id.bytes[127] == 7 && config ? make(out) : INVALID_ARGUMENT;
+  return rank >= 0 && rank < ranks && id.bytes[127] == 7 && config ? make(out) : INVALID_ARGUMENT;
 }
 int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *config) {
   if (check(c)) return INVALID_ARGUMENT;
