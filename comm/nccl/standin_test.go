@@ -291,7 +291,7 @@ func TestStandInWindowRows(t *testing.T) {
 	c := s.alone(t, rt)
 	rows, err := nccl.WindowRows(t.Context(), c)
 	require.NoError(t, err)
-	require.Equal(t, 4, rows, "those of one GPU")
+	require.Equal(t, 5, rows, "those of one GPU")
 	nccl.AsOfTwoGoroutines(c)
 	rows, err = nccl.WindowRows(t.Context(), c)
 	require.NoError(t, err)

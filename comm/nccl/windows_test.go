@@ -68,13 +68,14 @@ func TestWindowRows(t *testing.T) {
 		comm.OpAllReduce: {{1, 64 * kib}, {2 * mib, 8 * mib}}, comm.OpAllGather: {small}, comm.OpReduceScatter: {small},
 	}
 	two := map[comm.Op][]span{
-		comm.OpAllReduce: {small, {2 * mib, 32 * mib}}, comm.OpAllGather: {{1, 32 * mib}},
-		comm.OpReduceScatter: {small},
+		comm.OpAllReduce: {small, {2 * mib, 32 * mib}}, comm.OpAllGather: {{1, 64 * mib}},
+		comm.OpReduceScatter: {{1, 256 * kib}, {4 * mib, 16 * mib}},
 	}
 	worlds := []map[comm.Op][]span{2: two, 3: four, 4: four, 5: wide, 8: wide, 9: nil, 64: nil}
 	sizes := []int{
-		0, 1, 8, 32 * kib, 32*kib + 1, 64 * kib, 64*kib + 1, mib,
-		2*mib - 1, 2 * mib, 8 * mib, 8*mib + 1, 32 * mib, 32*mib + 1, 1 << 40,
+		0, 1, 8, 32 * kib, 32*kib + 1, 64 * kib, 64*kib + 1, 256 * kib, 256*kib + 1, mib,
+		2*mib - 1, 2 * mib, 4*mib - 1, 4 * mib, 8 * mib, 8*mib + 1, 16 * mib, 16*mib + 1, 32 * mib, 32*mib + 1,
+		64 * mib, 64*mib + 1, 1 << 40,
 	}
 	ops := []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter, comm.OpReduce, comm.OpBroadcast}
 	for kind := link.Unknown; kind <= link.SameGPU; kind++ {

@@ -40,14 +40,18 @@ var windowRows = []windowRow{
 	// little more than half the time.
 	{comm.OpAllReduce, maxWindowRanks, 1, 32 << 10},
 
-	// Two H200s, 2026-11-21: 4.3 against 6.0 at 64 KiB, 12 against 25 at 4 MiB; faster at every size up to 32 MiB, the
-	// largest that communicators measured. More ranks were not measured: they use windows at small sizes only, as for
-	// allreduces.
-	{comm.OpAllGather, 2, 1, 32 << 20},
+	// Two H200s, 2026-11-21: 4.3 beside 6.0 at 64 KiB, 12 beside 25 at 4 MiB; faster at every size up to 32 MiB.
+	// 2026-11-30, one run: 31 beside 41 at 16 MiB, 108 beside 119 at 64 MiB, the largest that was measured. More ranks
+	// were not measured: they use windows at small sizes only, as for allreduces.
+	{comm.OpAllGather, 2, 1, 64 << 20},
 	{comm.OpAllGather, maxWindowRanks, 1, 32 << 10},
 
-	// Communicators measured reduce-scatters, but no record is left: windows serve small sizes only, as for
-	// allreduces.
+	// Two H200s, 2026-11-30, one run: 3.7 beside 5.0 at 256 bytes, 4.5 beside 6.0 at 64 KiB and 6.4 beside 6.7 at
+	// 256 KiB; 10.3 beside 9.5 at 1 MiB; 17 beside 23 at 4 MiB and 44 beside 48 at 16 MiB; 174 beside 156 at 64 MiB.
+	{comm.OpReduceScatter, 2, 1, 256 << 10},
+	{comm.OpReduceScatter, 2, 4 << 20, 16 << 20},
+
+	// Communicators measured more ranks, but no record is left: windows serve small sizes only, as for allreduces.
 	{comm.OpReduceScatter, maxWindowRanks, 1, 32 << 10},
 }
 
