@@ -2,5 +2,5 @@
 
 package simd
 
-// cpuid executes the instruction CPUID.
+// cpuid returns what the instruction CPUID tells.
 func cpuid(leaf uint32, subleaf uint32) (eax uint32, ebx uint32, ecx uint32, edx uint32)
