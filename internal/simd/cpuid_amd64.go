@@ -2,5 +2,5 @@
 
 package simd
 
-// cpuid returns what the instruction CPUID tells.
+// cpuid executes the instruction CPUID.
 func cpuid(leaf uint32, subleaf uint32) (eax uint32, ebx uint32, ecx uint32, edx uint32)

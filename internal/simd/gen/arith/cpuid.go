@@ -8,7 +8,7 @@ import (
 // cpuid writes the function that asks what the processor has.
 func cpuid() {
 	TEXT("cpuid", NOSPLIT, "func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32)")
-	Doc("cpuid returns what the instruction CPUID tells.")
+	Doc("cpuid executes the instruction CPUID.")
 	Load(Param("leaf"), reg.EAX)
 	Load(Param("subleaf"), reg.ECX)
 	CPUID()
