@@ -220,8 +220,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Memory for communication comes from the runtime where a communicator has none
-// of its own.
+// Memory for communication comes from the runtime if a communicator has none.
 func TestAllocate(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	c := metered.New(noop.New(rt))

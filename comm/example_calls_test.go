@@ -126,7 +126,7 @@ func ExampleCommunicator_Abort() {
 	// true
 }
 
-// What a body panics with is an error of its rank.
+// A panic of a body is an error of its rank.
 func ExamplePanicError() {
 	world, err := local.New(1)
 	if err != nil {

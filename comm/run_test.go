@@ -75,7 +75,7 @@ func TestRunClosesDecorators(t *testing.T) {
 	}
 }
 
-// What went wrong comes first, and every error has the number of its rank, once.
+// The failure comes first, and every error has the number of its rank, once.
 func TestRunSaysWhatWentWrongFirst(t *testing.T) {
 	failure := errors.New("no disk space")
 	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {

@@ -123,7 +123,7 @@ func (c *coder) reserve(d dtype.DType, room int) {
 }
 
 // compare lists the elements in which two blocks in one memory differ, and the differences. It returns the checksum of
-// the second block, computed from that of the first.
+// the second block, computed from the checksum of the first.
 func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	for room := max(c.room, elements/64); ; room = c.room {
 		c.reserve(d, room)

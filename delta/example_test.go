@@ -101,7 +101,7 @@ func ExamplePublisher_WriteSince() {
 	// true 1 <nil>
 }
 
-// Who comes late is sent the latest version again.
+// A late subscriber gets the latest version sent again.
 func ExamplePublisher_Send() {
 	again := func(ctx context.Context, p *delta.Publisher, more comm.Communicator) error {
 		p.Rebind(more) // over which the late ones call Subscriber.Update
@@ -110,7 +110,7 @@ func ExamplePublisher_Send() {
 	_ = again
 }
 
-// What has changed between two states, with the text that a program keeps beside them.
+// The changes between two states, with the text that a program keeps with them.
 func ExampleDiff() {
 	ctx := context.Background()
 	before := weights(1, 2, 3, 4)

@@ -133,7 +133,7 @@ func (f flipped) ReadAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// TestText: a program's text travels as what has changed in it, and is made from that of the base alone.
+// TestText: a program's text is sent as its changes, and is restored from the base's text alone.
 func TestText(t *testing.T) {
 	one := []Tensor{{Name: "w", DType: dtype.U8, Shape: []int{3}, Memory: Host("abc")}}
 	long := strings.Repeat(`{"step":"1000"}`, 1000)

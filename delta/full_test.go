@@ -33,7 +33,7 @@ func weights(r *rand.Rand, name string, d dtype.DType, n int) Tensor {
 	return Tensor{Name: name, DType: d, Shape: []int{n}, Memory: data}
 }
 
-// TestFullCopies compares the length of first versions with that of the elements.
+// TestFullCopies compares the length of first versions with the length of the elements.
 func TestFullCopies(t *testing.T) {
 	const seed, n = 54, 300_000
 	r, ctx := rand.New(rand.NewPCG(seed, 0)), t.Context()

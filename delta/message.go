@@ -214,7 +214,7 @@ func (d *Delta) parts() (parts [][]byte) {
 	return parts
 }
 
-// Read reads exactly one delta. Whatever the bytes say, it allocates only as much memory as there are bytes to read.
+// Read reads exactly one delta. It allocates only as much memory as there are bytes to read.
 // If there are none, its error also wraps [io.EOF].
 func Read(r io.Reader) (*Delta, error) {
 	var head [len(magic)]byte

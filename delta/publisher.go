@@ -268,7 +268,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	return m, nil
 }
 
-// What a rank needs from a publisher.
+// Parts that a rank may need from a publisher.
 const (
 	nothing = iota
 	latest  // the latest delta
@@ -403,7 +403,7 @@ func (p *Publisher) Send(ctx context.Context) error {
 
 // Agree sets the tensors of all ranks of c, which must all call it, to the latest version that any of them has
 // committed. Members of an elastic job may come back with an older version, for example: the first rank with the
-// latest version sends the missing changes. Each rank's tensors are those of its own committed version. If a rank has
+// latest version sends the missing changes. Each rank's tensors are at its own committed version. If a rank has
 // none, its tensors are overwritten.
 func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Tensor) error {
 	p.Rebind(c)

@@ -76,7 +76,7 @@ func TestSlurm(t *testing.T) {
 	assert.GreaterOrEqual(t, len(strings.TrimSpace(string(secret))), 32)
 }
 
-// What fails is started again as its own step, and is told how often it was.
+// A failed step is started again as a separate step, and is told the number of restarts.
 func TestSlurmRestarts(t *testing.T) {
 	out, dir, err := sbatch(t, "sh", "-c", `[ $SLURM_PROCID = 3 ] || exec sleep 600; [ $TUTTI_RESTART = 2 ] || exit 7; exit 9`)
 	require.Error(t, err, out)

@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// grow uses so much stack that Go moves it.
+// grow uses enough stack that Go moves it.
 func grow(depth int) byte {
 	var pad [1 << 10]byte
 	pad[depth%len(pad)] = 1

@@ -154,8 +154,7 @@ func TestTextRoundTrip(t *testing.T) {
 // with full precision and without.
 type limits struct{ max, lowest, epsilon, normal, smallest float64 }
 
-// limitsOf has them from the definitions of the types. Those of 64-bit integers
-// are rounded up to a float64.
+// limitsOf has them from the definitions of the types. Limits of 64-bit integers are rounded up to a float64.
 var limitsOf = map[dtype.DType]limits{
 	dtype.F64:     {math.MaxFloat64, -math.MaxFloat64, 0x1p-52, 0x1p-1022, 0x1p-1074},
 	dtype.F32:     {math.MaxFloat32, -math.MaxFloat32, 0x1p-23, 0x1p-126, 0x1p-149},

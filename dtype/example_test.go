@@ -67,7 +67,7 @@ func ExampleDType_MarshalText() {
 	// Output: {"Weights":"bf16","Sums":"f32"} <nil>
 }
 
-// What types there are, and what they hold.
+// All types, and the ranges that they hold.
 func ExampleAll() {
 	for _, d := range dtype.All() {
 		if !d.IsFloat() && d.IsSigned() {

@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDocuments finds each Go block of the documents in a file that is compiled:
-// an example, or a test of one. A line of dots stands for lines left out. What a
-// document links to exists, and so does an example that it names there.
+// TestDocuments finds each Go block of the documents in a file that is compiled: an example, or a test of one. A line
+// of dots stands for lines left out. Pages that a document links to exist, and so does an example that it names there.
 func TestDocuments(t *testing.T) {
 	if _, err := os.Stat("../README.md"); err != nil {
 		t.Skip("the examples were copied out of the repository")

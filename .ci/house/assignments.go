@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// parallel notes assignments of several values in one statement. Those whose sides depend on each other, as in a swap
+// parallel records assignments of several values in one statement. Assignments whose sides depend on each other, as in a swap
 // or a step of a recurrence, and the heads of loops have no other form.
 func (t *tree) parallel(path string, file *ast.File) {
 	if isKit(filepath.Dir(path)) {

@@ -268,7 +268,7 @@ func TestRequestsAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrArgument)
 	require.ErrorContains(t, err, "shorten Silence")
 
-	// A server whose data differs from that of others refuses everything but reads.
+	// A server with other data than its peers refuses everything but reads.
 	members, err := client.MemberList(t.Context())
 	require.NoError(t, err)
 	alarms := etcdserverpb.NewMaintenanceClient(client.ActiveConnection())

@@ -181,8 +181,8 @@ func TestSameTraining(t *testing.T) {
 // the straight one.
 func TestOuter(t *testing.T) {
 	const ranks, window = 2, 7
-	// run makes steps in windows of so many, after the first, from each rank's checkpoint and state if there
-	// are any, and returns their parameters and states.
+	// run makes steps in windows of this length, after the first, from each rank's checkpoint and state if there are
+	// any, and returns their parameters and states.
 	sent := int64(0)
 	cfg := outer.Config{}
 	run := func(every, steps int, dirs []string, states [][]byte) (parameters [][]float32, now [][]byte) {

@@ -101,7 +101,7 @@ func TestReduced(t *testing.T) {
 	assert.Equal(t, 2.0, value(t, r, "steps_total"))
 }
 
-// What a loop counts from its beginning is counted once, also when the loop is restored.
+// Totals of a loop are counted once, also when the loop is restored.
 func TestOuter(t *testing.T) {
 	m, r := newMetrics(t)
 	m.Outer(outer.Stats{Steps: 10, Rounds: 1, Exchanges: 1, SentBytes: 100})
@@ -174,7 +174,7 @@ func TestRestoredOuter(t *testing.T) {
 	}))
 }
 
-// Whatever numbers come, in whatever order, no counter falls, and nothing panics.
+// With any numbers in any order, no counter falls, and nothing panics.
 func TestCountersNeverFall(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Log("seed", seed)

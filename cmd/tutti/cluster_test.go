@@ -111,8 +111,9 @@ func TestClusterDelaysAndLoses(t *testing.T) {
 	})
 }
 
-// Of four hosts that train, the cable of one is pulled, and put back. The loss of the test images after each step is that of a training
-// that nothing happens to: the sum of a batch's gradients does not depend on how many members share it, but for rounding.
+// Of four hosts that train, the cable of one is pulled, and put back. The loss of the test images after each step
+// equals the loss of an undisturbed training: except for rounding, the sum of a batch's gradients does not depend on
+// the number of members that share it.
 func TestPulled(t *testing.T) {
 	if os.Getenv("TUTTI_EXTENDED") == "" {
 		t.Skip("waits for the silence of a host; set TUTTI_EXTENDED")
@@ -224,7 +225,7 @@ func TestClusterTellsItsRanks(t *testing.T) {
 	}
 }
 
-// What a rank is told without MPI is what ranks of tutti launch are told.
+// Without MPI, ranks get the same variables as ranks of tutti launch.
 func TestClusterNumbersItsRanks(t *testing.T) {
 	t.Parallel()
 	withoutMPI(t)

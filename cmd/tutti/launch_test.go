@@ -127,7 +127,7 @@ nsenter --net=/mnt/net sh -c "$SECOND" > second 2> second.err
 wait $first
 `
 
-// namespaces returns what runs a script in namespaces of its own.
+// namespaces returns a function that makes commands run a script in separate namespaces.
 func namespaces(t *testing.T) (inside func(script string) []string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {

@@ -274,7 +274,7 @@ var happenings = map[string]misfortune{
 		first:  "--machines 3", ranks: `sh -c "echo this is rank \$TUTTI_RANK"`,
 		action: `until grep -q joined second.err; do sleep 0.05; done
 			"$TUTTI" launch --join 192.168.1.5:29400 -n 1 sh -c 'echo this is rank $TUTTI_RANK' > third 2> third.err`,
-		one:  `.*`, // ranks follow the order of arrival, and not that of hosts or addresses
+		one:  `.*`, // ranks follow the order of arrival, not of hosts or addresses
 		said: map[string]string{"first": `this is rank [01].*this is rank [01]`, "second": `this is rank 2`, "third": `this is rank 3`},
 	},
 	"a rank ends before the others have come": {

@@ -23,7 +23,7 @@ import (
 
 // member is a process of a job without a launcher.
 type member struct {
-	env  string // beside that of its rank
+	env  string // in addition to its rank's
 	says string // a regular expression that its output matches
 	code int
 }

@@ -122,7 +122,7 @@ func TestSignalsEndTheCommand(t *testing.T) {
 	}
 }
 
-// What a shell was told to ignore stays ignored.
+// A signal that a shell was told to ignore stays ignored.
 func TestNohup(t *testing.T) {
 	tutti := build(t)
 	cmd := command(t, "sh", "-c", `trap "" HUP; exec "$0" "$@"`, tutti, "bench", "allreduce", "--ranks", "2", "--max", "8", "--iters", "1000000000", "--rounds", "1")
@@ -155,8 +155,8 @@ func TestInfoStartsItself(t *testing.T) {
 	assert.NoFileExists(t, ran)
 }
 
-// What the README and the tutorial show of commands is what the commands print, but for numbers, and fits 80 columns. A
-// line of dots stands for the lines that follow.
+// The output of commands in the README and the tutorial equals what the commands print, except for numbers, and fits
+// 80 columns. A line of dots stands for the lines that follow.
 func TestOutputInTheDocuments(t *testing.T) {
 	t.Parallel()
 	number := regexp.MustCompile(`^([0-9.]+|─+)$`)

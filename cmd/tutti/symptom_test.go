@@ -37,7 +37,7 @@ func sources(t *testing.T) string {
 	return all.String()
 }
 
-// What the page of troubles has readers look for is what the programs say, but for names and numbers.
+// The texts on the page of troubles equal what the programs print, except for names and numbers.
 func TestSymptomsAreTexts(t *testing.T) {
 	page, err := os.ReadFile("../../docs/troubleshooting.md")
 	require.NoError(t, err)

@@ -209,7 +209,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// What another communicator broke by breaks this one by its cause.
+// The cause that aborted another communicator is the cause of this one, too.
 func TestLifeTakesTheCauseOfAnotherOne(t *testing.T) {
 	below, above := newScript(), newScript()
 	below.Abort(errCause)

@@ -28,8 +28,7 @@ func TestCheckedConformance(t *testing.T) {
 	commtest.Run(t, commtest.Backend{
 		Name:  "checked",
 		Sizes: []int{1, 3},
-		// A collective waits for the others when it is called, with a timeout
-		// of its own instead of Sync's context.
+		// A collective waits for the others when it is called, with a separate timeout instead of Sync's context.
 		Synchronous: true,
 		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
 			return checked.New(ctx, c, rt, 0)
@@ -268,8 +267,8 @@ func (l latecomer) Split(ctx context.Context, color, key int) (comm.Communicator
 	return latecomer{c, l.came, l.open}, err
 }
 
-// A rank whose peer aborts while it waits to compare a call has made that call: its
-// error is not that of one that came too late.
+// A rank whose peer aborts while it waits to compare a call has made that call: its error differs from the error of
+// one that came too late.
 func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	failure := errors.New("no disk space")
@@ -383,8 +382,8 @@ type forking struct{ stalled }
 
 func (forking) ForkStream() (runtime.Runtime, error) { return cpu.New(), nil }
 
-// Where a device does several streams of work, what is compared goes by one of its own:
-// what the program computes may wait for communication that comes later.
+// If a device runs several streams of work, the comparison uses a separate one: the program's computation may wait for
+// communication that comes later.
 func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	sent, received := hosttest.Allocate(t, rt, 64), hosttest.Allocate(t, rt, 64)

@@ -85,7 +85,7 @@ func TestExamineCompares(t *testing.T) {
 	}
 }
 
-// What is recorded already is not recorded once more, in the same file.
+// Calls that are recorded already are not recorded again in the same file.
 func TestExamineRecordsOnce(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	t.Setenv(env.Record, "10")
@@ -150,8 +150,7 @@ func TestEpoch(t *testing.T) {
 	}
 }
 
-// What Examine made gives its memory back and writes its record, and the other ranks
-// learn why this one aborted.
+// The result of Examine frees its memory and writes its record, and the other ranks learn why this one aborted.
 func TestExamineEndsWithTheError(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(env.Check, "1")

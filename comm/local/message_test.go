@@ -39,7 +39,7 @@ func TestBothSendFirst(t *testing.T) {
 	}
 }
 
-// TestTags receives in another order than that of sending.
+// TestTags receives in another order than the order of sending.
 func TestTags(t *testing.T) {
 	const count = 50
 	ctx := within(t)

@@ -102,8 +102,8 @@ func TestCheckDevice(t *testing.T) {
 	require.ErrorContains(t, err, "comm/nccl")
 }
 
-// The ranks of a world have a name in flight records that no other world has, also of this process, and leave that of
-// the process alone.
+// The ranks of a world have a name in flight records that no other world has, even in this process, and do not change
+// the process's name.
 func TestWorldsAreNamed(t *testing.T) {
 	const process = "agreed on with other processes"
 	dump.Agree(process)

@@ -16,9 +16,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestConformance runs the contract's suite in jobs of two and three processes: over shared memory that of
-// three, where schedules are what differs, and through MPI that of two, under one MPI library each. With
-// TUTTI_EXTENDED set there are jobs of four and five as well, and all run under all.
+// TestConformance runs the contract's suite in jobs of two and three processes, under one MPI library each: over
+// shared memory the job of three, whose schedules differ, and through MPI the job of two. With TUTTI_EXTENDED set
+// there are jobs of four and five as well, and all run under all libraries.
 func TestConformance(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		through, sizes := map[string]int{"mpich": 2}[l.name], map[string][]int{"openmpi": {3}}[l.name]

@@ -34,8 +34,8 @@ func ExampleRun() {
 	}
 }
 
-// What library there is, before the program uses it. A program that cannot go on ends the whole job. It needs an MPI
-// library, so it is not run here.
+// An MPI library is checked before the program uses it. A program that cannot go on ends the whole job. It needs an
+// MPI library, so it is not run here.
 func ExampleLibrary() {
 	info, err := mpi.Library()
 	if err != nil {

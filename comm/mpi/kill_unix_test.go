@@ -339,8 +339,8 @@ func btof(b bool) float64 {
 	return 0
 }
 
-// repeat makes a step on what is left. Of every element, the sum over the ranks of
-// gradient and residual before it is that of result and residual after it.
+// repeat makes a step on the remaining ranks. For every element, the sum over the ranks of gradient and residual
+// before it equals the sum of result and residual after it.
 func (m *mourner) repeat(s *sparse.Reducer, x *runtime.Tensor, given []float32) error {
 	if err := s.AllReduce(m.ctx, x); err != nil {
 		return err

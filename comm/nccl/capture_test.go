@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 )
 
-// A framework captures by calls of its own. What it captures on the communicator's stream, or on a stream that is
-// ordered with it, is in its graph, also while somebody looks at the progress of calls.
+// A framework captures with separate driver calls. Work that it captures on the communicator's stream, or on a stream
+// that is ordered with it, is in its graph, also while somebody looks at the progress of calls.
 func TestForeignCaptures(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

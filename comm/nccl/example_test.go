@@ -148,8 +148,8 @@ func ExampleFrom_hosts() {
 	_ = mesh
 }
 
-// A framework computes on a stream of its own: the communicator submits to that, so nothing has to wait. After a
-// failure the survivors go on without the ranks that are lost. It needs GPUs, so it is not run here.
+// A framework computes on its stream: the communicator submits to that, so nothing has to wait. After a failure the
+// survivors go on without the ranks that are lost. It needs GPUs, so it is not run here.
 func ExampleComm_Shrink() {
 	average := func(ctx context.Context, c *nccl.Comm, gradient *runtime.Tensor, stream uintptr) (*nccl.Comm, error) {
 		if err := c.UseStream(stream); err != nil {

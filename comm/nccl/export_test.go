@@ -78,7 +78,8 @@ func UseWindows(ctx context.Context, c *Comm) (err error) {
 	return err
 }
 
-// ForceWindows has a communicator use windows wherever NCCL has kernels for them, or nowhere, and returns what undoes that.
+// ForceWindows makes a communicator use windows wherever NCCL has kernels for them, or nowhere, and returns a function
+// that reverts this.
 func ForceWindows(c *Comm, use bool) (restore func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -33,7 +33,7 @@ func exchange(ctx context.Context, server *store.Server, size int, ranks []int,
 	return errs
 }
 
-// joint is what ranks do together with an id: each waits until all have come with the same one.
+// joint is a step of all ranks with an id: each waits until all have arrived with the same one.
 type joint struct {
 	mu   sync.Mutex
 	came map[string]*sync.WaitGroup // by id and number; guarded by mu

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// What takes too long to be freed is waited for once, not by every launch.
+// A communicator that takes too long to be freed is waited for once, not by every launch.
 func TestWhatIsNeverFreed(t *testing.T) {
 	stuck := &native{freed: make(chan struct{})}
 	var f frees
@@ -25,7 +25,7 @@ func TestWhatIsNeverFreed(t *testing.T) {
 	require.False(t, f.busy.Load())
 }
 
-// What a thread freed below something that it did not free goes back to the system.
+// Memory that a thread freed below an allocation that it kept returns to the system.
 func TestTrim(t *testing.T) {
 	if !libc().Trim.Found() {
 		t.Skip("the C library has no malloc_trim")
@@ -46,7 +46,7 @@ func TestTrim(t *testing.T) {
 	}
 	const blocks, size = 1 << 10, 32 << 10
 	kept := make(chan uintptr)
-	go func() { // on a thread of its own, and so perhaps in an arena of its own
+	go func() { // on another thread, and so perhaps in another arena
 		goruntime.LockOSThread()
 		defer goruntime.UnlockOSThread()
 		all := make([]uintptr, blocks)

@@ -58,8 +58,7 @@ func useEverything(ctx context.Context, rt *cuda.Runtime,
 	return errors.Join(err, c.UseStream(other.Handle()), reduce(), c.Sync(ctx), c.UseStream(0), reduce())
 }
 
-// Whatever call of a library fails, the communicator says so, nothing is lost, and the
-// next one works.
+// If any call of a library fails, the communicator says so, nothing is lost, and the next one works.
 func TestStandInAnyCallFails(t *testing.T) {
 	s, rt := openStandIns(t)
 	ways := map[string]func(context.Context, *cuda.Runtime) (*nccl.Comm, error){

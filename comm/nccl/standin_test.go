@@ -45,7 +45,7 @@ func TestWithoutThreadNames(t *testing.T) {
 	gputest.OnStandIns(t, "^TestStandInFreesWhatIsFinalized$", "^$", "NCCL_SET_THREAD_NAME=0")
 }
 
-// A communicator that is forgotten is found, in a process of its own: NCCL's part of it stays.
+// A communicator that is forgotten is found, in a separate process: NCCL's part of it stays.
 func TestForgottenOnStandIns(t *testing.T) {
 	gputest.OnStandIns(t, "^TestForgotten$", "^$")
 }
@@ -305,8 +305,8 @@ func TestStandInWindowRows(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// The windows of a broken communicator stay mapped while NCCL frees something: it unmaps them from
-// the other GPUs of the process.
+// The windows of an aborted communicator stay mapped while NCCL frees something: it unmaps them from the other GPUs of
+// the process.
 func TestStandInKeepsWindowsWhileFreeing(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)

@@ -32,7 +32,7 @@ func TestStreamOrder(t *testing.T) {
 
 func orderedSteps(ctx context.Context, c *nccl.Comm) error {
 	const n, bytes, steps = 1 << 18, 4 << 18, 12
-	const others = 20 // between the pattern of a rank's first source and that of its second
+	const others = 20 // between the patterns of a rank's first and second source
 	rt, stream := c.Runtime(), c.Runtime().ComputeStream()
 	memory, err := rt.Allocate((4 + steps) * bytes)
 	if err != nil {

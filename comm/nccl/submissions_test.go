@@ -51,8 +51,8 @@ func TestNumbersOfWhatIsWaitedFor(t *testing.T) {
 	assert.Equal(t, "send of 3 f32 to rank 1, tag 7; 63 operations behind that", s.ledger.InFlight().String())
 }
 
-// What a wait needs of the other ranks: the collectives up to its own, and one more
-// behind messages. Calls of the communicator's own count on all ranks.
+// A wait needs of the other ranks the collectives up to its last, and one more after messages. Calls of the
+// communicator itself count on all ranks.
 func TestCollectivesOfAWait(t *testing.T) {
 	s := new(submissions)
 	reduce, send := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum), comm.SendCall(0, 3, dtype.F32, 1, 7)

@@ -173,8 +173,8 @@ func TestSymmetricMisuse(t *testing.T) {
 	}))
 }
 
-// Ranks may have different numbers of calls in a group. What is one call on
-// some must not take another way than on the others.
+// Ranks may have different numbers of calls in a group. A single call on some ranks must not use another path than on
+// the others.
 func TestSymmetricBuffersInUnequalGroups(t *testing.T) {
 	runtimes := openGPUs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -95,7 +95,7 @@ func TestWindowRows(t *testing.T) {
 	}
 }
 
-// What windows have to cover, and which reductions NCCL has on them.
+// The ranges that windows have to cover, and NCCL's reductions on them.
 func TestWindowUse(t *testing.T) {
 	const n, ranks = 12, 3
 	for _, k := range []struct {

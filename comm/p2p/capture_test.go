@@ -28,8 +28,8 @@ func (o ordered) AfterComm(stream uintptr) error {
 	return o.rt.WrapStream(stream).WaitFor(o.rt.Stream())
 }
 
-// Kernels that a framework captures by calls of its own number their messages at each launch, on all ranks. The ranks
-// of a process capture at the same time, which the global mode forbids.
+// Kernels that a framework captures with separate driver calls number their messages at each launch, on all ranks. The
+// ranks of a process capture at the same time, which the global mode forbids.
 func TestForeignCaptures(t *testing.T) {
 	const ranks = 2
 	n, err := cuda.Count()

@@ -173,7 +173,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.NoError(t, rt.Fill(buf, n, dtype.F32, 1))
 	require.NoError(t, rt.Synchronize(ctx))
 
-	// What is left of the communicator below makes one anew.
+	// The survivors of the base communicator make a new one.
 	base, ok := comm.As[*nccl.Comm](c)
 	require.True(t, ok)
 	rest, err := base.Shrink(ctx, victim)

@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// All ranks get an error of one kind: that of the rank that fares worst.
+// All ranks get an error of one kind: the worst rank's.
 func TestRanksAgreeOnAnError(t *testing.T) {
 	unsupported, broken := fmt.Errorf("%w: no peers", comm.ErrUnsupported), errors.New("out of memory")
 	for _, c := range []struct {
@@ -75,7 +75,7 @@ func TestKernelsThatStartEarly(t *testing.T) {
 	assert.Same(t, &l.late, l.suited(true), "a peer on the same GPU")
 }
 
-// What ranks tell each other is bytes: processes have no use for each other's pointers.
+// Ranks exchange bytes: processes have no use for each other's pointers.
 func TestHelloHasNoPointers(t *testing.T) {
 	var plain func(x reflect.Type)
 	plain = func(x reflect.Type) {

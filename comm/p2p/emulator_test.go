@@ -134,7 +134,7 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 	return w
 }
 
-// begin makes the memory of the ranks, which have so many launches each, and returns what sets them.
+// begin allocates the memory of the ranks, with this number of launches each, and returns functions that set them.
 func (w *emulated) begin(steps int, limit time.Duration) (launch func(rank, i int, p plan)) {
 	w.kernels, w.names = namedKernels()
 	launches := w.allocate(int(unsafe.Sizeof(imageHead{})) + w.ranks*steps*int(unsafe.Sizeof(imageLaunch{})))
@@ -170,7 +170,7 @@ func (w *emulated) begin(steps int, limit time.Duration) (launch func(rank, i in
 	}
 }
 
-// allocate returns the address of so many bytes, aligned to 256.
+// allocate returns the address of n bytes, aligned to 256.
 func (w *emulated) allocate(n int) uintptr {
 	a := len(w.memory)
 	w.memory = append(w.memory, make([]byte, (n+255)/256*256)...)

@@ -20,8 +20,8 @@ func ExampleNew() {
 	_ = overPeerMemory
 }
 
-// A communicator whose reductions have the same bits on every machine: all of them go over peer memory. What it does
-// not do itself it hands over to the communicator below. It needs GPUs, so it is not run here.
+// A communicator whose reductions have the same bits on every machine: all of them go over peer memory. Other
+// operations may go to the communicator below. It needs GPUs, so it is not run here.
 func ExampleNewFixedOrder() {
 	sameBits := func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*p2p.Comm, error) {
 		return p2p.NewFixedOrder(ctx, base, rt)

@@ -174,7 +174,7 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 				done, err := stream.Done()
 				require.NoError(t, err)
 				assert.True(t, done, "no kernel is left on the GPU")
-				// What comes later does not wait.
+				// Later operations do not wait.
 				require.NoError(t, e.submit(stream, p))
 				require.NoError(t, stream.Synchronize(t.Context()))
 				assert.Error(t, e.fault(t.Context()))
@@ -242,8 +242,8 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 	}
 }
 
-// Of ranks whose deadlines are near each other the first tells the others. What a rank gets whose own
-// deadline has passed as well is its own error, and it names all that are known to be missing.
+// Of ranks whose deadlines are near each other the first tells the others. A rank whose own deadline has passed as
+// well gets its own error, which names all ranks known to be missing.
 func TestErrorsOfNearDeadlines(t *testing.T) {
 	expired, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()

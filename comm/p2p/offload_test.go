@@ -98,7 +98,7 @@ func TestOffloadRowsAreInOrder(t *testing.T) {
 	assert.Len(t, used, len(offloadRows))
 }
 
-// largestCalls returns what makes calls of a class on pieces of so many bytes.
+// largestCalls returns a function that makes calls of a class on pieces of this size.
 func largestCalls(c int) func(bytes int) []comm.Call {
 	return map[class]func(bytes int) []comm.Call{
 		wholeSums: func(bytes int) []comm.Call {

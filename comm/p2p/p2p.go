@@ -11,7 +11,7 @@
 // comm/local on every rank and at every size. All element types and reductions work, even if the base lacks them.
 //
 // Kernels do not wait forever. They abort when the context of a Sync ends, including kernels of graphs, or after they
-// have waited ten minutes for a peer. They tell the kernels of the other ranks, which abort as well. Those ranks get
+// have waited ten minutes for a peer. They tell the kernels of the other ranks, which abort as well. These ranks get
 // [comm.ErrPeerFailed], unless the context of their Sync has ended too. The error names the missing rank, the
 // operation and its number, and the rank that aborted first. The process continues: the communicator is aborted, and
 // the base can be shrunk.

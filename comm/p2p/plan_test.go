@@ -40,9 +40,8 @@ func TestParametersAreLaidOutAsTheKernelsReadThem(t *testing.T) {
 	assert.EqualValues(t, 32, unsafe.Offsetof(watch{}.epoch))
 }
 
-// What every plan has to fulfil, whatever the operation: its data fits into its
-// place of the scratch memory, all ranks write what the others wait for, and
-// differently aligned buffers make no difference that a peer would see.
+// Requirements of every plan, for any operation: its data fits into its place of the scratch memory, all ranks write
+// what the others wait for, and differently aligned buffers make no difference that a peer would see.
 func TestPlans(t *testing.T) {
 	const seed = 3
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -156,7 +155,8 @@ func TestPlanOfNoRoundedValues(t *testing.T) {
 	}
 }
 
-// What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
+// Operations on rounded values have tiles for each block: at least as many as all blocks and rounds have of a rank's
+// share.
 func TestPlansOfRounded(t *testing.T) {
 	for ranks := 2; ranks <= maxRanks; ranks++ {
 		p := planner{sizes: defaults(ranks), ranks: ranks, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}

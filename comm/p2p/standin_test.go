@@ -274,8 +274,8 @@ func (p poor) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.R
 	return p.streamed.AllReduce(send, recv, count, dt, op)
 }
 
-// The offload table is that of two GPUs with NVLink, which the stand-ins say that they have, and the same on both
-// ranks, also where a base of one rank lacks something. A sub-communicator of one rank has another one.
+// The offload table is the one for two GPUs with NVLink, which the stand-ins claim to have, and the same on both
+// ranks, also if a base of one rank lacks something. A sub-communicator of one rank has another one.
 func TestStandInHandOver(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -349,8 +349,8 @@ func TestStandInGroups(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// With a fixed order no reduction reaches the base, at any size, alone or in a group, of a sub-communicator either. One
-// rank that asks for it is enough, by the variable too. What only moves data goes where it went.
+// With a fixed order no reduction reaches the base, at any size, alone or in a group, nor from a sub-communicator. One
+// rank that asks for it is enough, by the variable too. Calls that only move data go where they went before.
 func TestStandInFixedOrder(t *testing.T) {
 	s, gpus := openStandIn(t)
 	makers := []maker{p2p.NewFixedOrder, p2p.New}
@@ -528,7 +528,7 @@ func TestStandInGraphsInOrder(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// Close gives back what kernels write. A dump may come after it, or beside it.
+// Close frees the memory that kernels write. A dump may come after it, or at the same time.
 func TestStandInProgressAfterClose(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -703,7 +703,7 @@ func (i *interrupted) CommStream() uintptr {
 	return i.streamed.CommStream()
 }
 
-// Nothing is launched on memory that Close has given back.
+// Nothing is launched on memory that Close has freed.
 func TestStandInLaunchBesideClose(t *testing.T) {
 	_, gpus := openStandIn(t)
 	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -920,7 +920,7 @@ func TestStandInListsInFlight(t *testing.T) {
 	for _, rt := range gpus {
 		assert.ErrorIs(t, rt.Close(), runtime.ErrLeak, "what the communicators kept")
 	}
-	// What is drained can be closed in any order.
+	// A drained communicator can be closed in any order.
 	errs := onBoth(t, others, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 		c, err := p2p.NewWithLimit(ctx, base, rt, 1<<20)
 		if err != nil {

@@ -241,7 +241,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// timedKinds are an operation of each class of the table, on a buffer whose size is that of the larger one of a rank.
+// timedKinds are an operation of each class of the table, on a buffer with the size of a rank's larger one.
 var timedKinds = []struct {
 	name string
 	call func(buf uintptr, bytes, ranks int) comm.Call
@@ -359,7 +359,7 @@ func TestTimesOfRounded(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := make([]float32, 1<<20)
 	for i := range random {
-		// What is lost is lost again, and is 1/254 of it each time. Two gradients in 16 bits as well.
+		// The rounding error is lost again, and is 1/254 of it each time. Two gradients in 16 bits as well.
 		bits := math.Float32bits(float32(rng.NormFloat64()*0x1p120)) >> 16
 		random[i] = math.Float32frombits(bits<<16 | bits)
 	}

@@ -407,8 +407,8 @@ func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.
 	return w
 }
 
-// run launches an operation of all ranks by one kernel: that of a rank whose buffers
-// are not aligned, if there is one, which does for all.
+// run launches an operation of all ranks by one kernel: the kernel of a rank whose buffers are not aligned, if there
+// is one, which works for all.
 func (w *together) run(plans []plan) error {
 	var all []launchParameters
 	kernel := plans[0].kernel
@@ -479,7 +479,7 @@ func TestRanksOfOneLaunch(t *testing.T) {
 	}
 }
 
-// world makes endpoints of so many ranks over the GPUs given, in turn.
+// world makes endpoints of this number of ranks over the GPUs given, in turn.
 func world(t testing.TB, gpus []*cuda.Runtime, ranks int, s sizes, limit time.Duration) []*endpoint {
 	ends := make([]*endpoint, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {

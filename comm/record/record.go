@@ -127,8 +127,8 @@ type wait struct {
 // waits are the Syncs in flight, one for each goroutine, and the one that a dump shows of
 // those that have ended.
 type waits struct {
-	begun uint64  // so many have begun
-	all   []*wait // used again and again
+	begun uint64  // number begun
+	all   []*wait // reused
 	ended *wait   // the one that a dump shows; nil before the first
 }
 

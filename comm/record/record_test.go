@@ -530,7 +530,7 @@ func (w waiting) Sync(context.Context) error {
 	return <-end
 }
 
-// What is done is known before anybody waits for it, where the communicator tells.
+// Completed calls are known before anybody waits for them, if the communicator tells.
 func TestLearnsOfWhatIsDone(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := [2]uintptr{hosttest.Allocate(t, rt, 4096), hosttest.Allocate(t, rt, 4096)}

@@ -162,7 +162,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// Whatever in a process needs the job's store shares a connection to it, and one that is lost is made again.
+// Parts of a process that need the job's store share a connection to it, and one that is lost is made again.
 func TestSharedConnections(t *testing.T) {
 	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	one := zero
@@ -197,7 +197,7 @@ func (s stalling) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 
 func (s stalling) Listen(string, string) (net.Listener, error) { return nil, net.ErrClosed }
 
-// Who waits for another caller's connection waits no longer than its own context says.
+// A wait for another caller's connection lasts no longer than its own context allows.
 func TestSharedContexts(t *testing.T) {
 	network := stalling{make(chan struct{}, 1)}
 	job := Job{WorldSize: 2, Rank: 1, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is"), Network: network}
@@ -225,7 +225,7 @@ func TestSharedContexts(t *testing.T) {
 	assert.ErrorIs(t, <-first, comm.ErrCanceled)
 }
 
-// Where the launcher keeps the store, all ranks are clients of it, rank 0 too, and its end is not that of the store.
+// If the launcher keeps the store, all ranks are clients of it, rank 0 too, and the store outlives it.
 func TestAStoreOfTheLauncher(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -343,7 +343,7 @@ func TestSecretFiles(t *testing.T) {
 	}
 }
 
-// What is given as loopback is not opened to the network.
+// A loopback address is not opened to the network.
 func TestLoopbackIsNotOpenedToTheNetwork(t *testing.T) {
 	_, port, err := net.SplitHostPort(freeAddress(t))
 	require.NoError(t, err)
@@ -493,7 +493,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// Who knows the secret, but cannot be of the job as rank 0 knows it, hears of that at once.
+// A process that knows the secret, but does not fit the job as rank 0 knows it, learns that at once.
 func TestContradictionsAreNamed(t *testing.T) {
 	logged(t)
 	job := Job{WorldSize: 3, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}

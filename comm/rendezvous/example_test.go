@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// What the launcher of a job says of this process: the environment of the second
-// of two processes of torchrun stands for os.Getenv here.
+// The launcher of a job describes this process: the environment of the second of two processes of torchrun stands for
+// os.Getenv here.
 func ExampleFromEnv() {
 	environment := map[string]string{
 		"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",

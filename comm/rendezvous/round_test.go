@@ -268,8 +268,8 @@ func TestRoundsBeginAgain(t *testing.T) {
 	require.NoError(t, <-last)
 }
 
-// When rank 0 ends early, and the store with it, the others fail at once: one that waits for the round, and one that is
-// in it. That of a launcher's store stays, and they wait for the next process of rank 0.
+// When rank 0 ends early, and the store with it, the others fail at once: one that waits for the round, and one that
+// is in it. A launcher's store stays, and they wait for the next process of rank 0.
 func TestRoundWhoseRankZeroEnds(t *testing.T) {
 	for name, begins := range map[string]bool{"before": false, "in it": true} {
 		t.Run(name, func(t *testing.T) {

@@ -80,7 +80,7 @@ func TestSecretsOfPrograms(t *testing.T) {
 	}
 }
 
-// What is no file cannot hold up a job, and a file of another user's is no secret.
+// A path that is no file cannot hold up a job, and another user's file is no secret.
 func TestForeignSecretFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")

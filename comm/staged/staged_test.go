@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// apart is host memory that passes for that of a device.
+// apart is host memory that counts as a device's.
 type apart struct{ runtime.Runtime }
 
 func (apart) Device() runtime.Device { return runtime.Device{Kind: "apart"} }

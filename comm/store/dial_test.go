@@ -29,7 +29,8 @@ func (dropped) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 // Listen implements Network.
 func (dropped) Listen(string, string) (net.Listener, error) { return nil, errors.ErrUnsupported }
 
-// Who waits for a store says so after a few seconds, and then ever less often, however long an attempt takes.
+// A client that waits for a store says so after a few seconds, and then at increasing intervals, however long an
+// attempt takes.
 func TestSearchIsSaid(t *testing.T) {
 	log := logtest.Capture(t)
 	synctest.Test(t, func(t *testing.T) {

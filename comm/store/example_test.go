@@ -82,7 +82,7 @@ func ExampleClient_CompareAndSet() {
 	// <nil>
 }
 
-// What a prefix holds, and how it is cleared.
+// The keys under a prefix, and how to clear them.
 func ExampleClient_List() {
 	ctx := context.Background()
 	client := store.NewServer(store.Options{}).Owner("a")

@@ -32,8 +32,8 @@ func front(t *testing.T, open func(ctx context.Context, job string) (Backend, er
 	return p, l.Addr().String()
 }
 
-// TestProxyLost: a client whose proxy is lost goes on at the next one of its addresses. What it leases again before the
-// earlier session ends does not vanish.
+// TestProxyLost: a client whose proxy is lost goes on at the next one of its addresses. A key that it leases again
+// before the earlier session ends does not vanish.
 func TestProxyLost(t *testing.T) {
 	server := NewServer(Options{})
 	defer server.Close() //nolint:errcheck // it is in this process

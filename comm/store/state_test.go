@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What sessions know of a state: the keys that each watch has been told of, and the requests without an answer.
+// witness is the knowledge of sessions about a state: the keys that each watch has been told of, and the requests
+// without an answer.
 type witness struct {
 	watches map[uint64]map[string]string // by request, then key
 	prefix  map[uint64]string

@@ -366,7 +366,8 @@ func listen(t testing.TB, server *Server, secret string) (address string) {
 	return l.Addr().String()
 }
 
-// Who sends a handshake byte by byte, or stops in the middle, has ten seconds; others wait for nobody meanwhile.
+// A client that sends a handshake byte by byte, or stops in the middle, has ten seconds; others wait for nobody
+// meanwhile.
 func TestSlowSenders(t *testing.T) {
 	conf := mustTLS(t, "s")
 	synctest.Test(t, func(t *testing.T) {
@@ -596,7 +597,7 @@ func TestAProcessComesAgain(t *testing.T) {
 	logged(t)
 	address := listen(t, NewServer(Options{}), "s")
 	d, self := dialer(t, address, "s", "rank 1"), greeting{Name: "rank 1", Process: "p", Version: protocol}
-	first, err := d.connect(t.Context(), address, self, glance) // stays open, as to the store that of a lost host does
+	first, err := d.connect(t.Context(), address, self, glance) // stays open, as a lost host's connection does for the store
 	require.NoError(t, err)
 	second, err := d.connect(t.Context(), address, self, glance)
 	require.NoError(t, err)
@@ -605,7 +606,7 @@ func TestAProcessComesAgain(t *testing.T) {
 	require.NoError(t, second.Close())
 }
 
-// Who listens at the address and is not the store is not believed, whatever it says. A hang-up says nothing.
+// A server at the address that is not the store is not believed, whatever it says. A hang-up says nothing.
 func TestAFalseStoreIsNotBelieved(t *testing.T) {
 	log := logged(t)
 	for name, stranger := range map[string]func(net.Conn){

@@ -18,8 +18,8 @@ import (
 	"github.com/tutti-go/tutti/internal/networktest"
 )
 
-// TestBursts submits more short calls before a wait than the socket takes: what a rank sends of its own
-// is bounded by its peer's credit, and by nothing else.
+// TestBursts submits more short calls before a wait than the socket takes: the amount that a rank sends is bounded by
+// its peer's credit, and by nothing else.
 func TestBursts(t *testing.T) {
 	const bytes, calls = 30 << 10, 130
 	for _, processors := range []int{1, 2, 4} {

@@ -117,7 +117,7 @@ func TestDistributed(t *testing.T) {
 	}))
 }
 
-// What allocates in the steady state is the standard library's TLS: 24 bytes for a read.
+// In the steady state only the standard library's TLS allocates: 24 bytes for a read.
 func TestAllocations(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")

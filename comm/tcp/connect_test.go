@@ -372,7 +372,8 @@ func TestLanesAgain(t *testing.T) {
 	all.Wait()
 }
 
-// Who only measures the round trip is refused in the end: its answers would fill a connection that it does not read.
+// A peer that only measures the round trip is refused in the end: its answers would fill a connection that it does not
+// read.
 func TestPingsAreBounded(t *testing.T) {
 	greets, join := lonely(t)
 	require.ErrorContains(t, greets(func(h *hello) { h.Lanes = 0 }), "measures the round trip more than 4 times")

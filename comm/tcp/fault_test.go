@@ -537,7 +537,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// What a rank has said, said again by somebody else, is refused.
+// A rank's message is refused when somebody else repeats it.
 func TestReplay(t *testing.T) {
 	var link *cable
 	var once sync.Once

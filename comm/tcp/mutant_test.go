@@ -338,8 +338,8 @@ func expose(t *testing.T, lanes int, script []byte) {
 	}
 }
 
-// TestMutants has ranks converse with peers that know the secret, and send frames that are changed a little: no memory is written
-// but that of receives in flight, no wait outlasts its deadline, nothing panics, and errors are comm's.
+// TestMutants makes ranks converse with peers that know the secret, and send frames that are changed a little: no
+// memory is written except receives in flight, no wait outlasts its deadline, nothing panics, and errors are comm's.
 func TestMutants(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

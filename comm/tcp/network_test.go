@@ -69,8 +69,8 @@ func suite(t *testing.T, size int, network func() store.Network) {
 	})
 }
 
-// What ranks send goes over one connection of their network alone, also where there are processors for more: they share
-// no memory.
+// Data of ranks goes over one connection of their network alone, also if there are processors for more: they share no
+// memory.
 func TestNetworkSharesNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	tcp.Neighbors(t, together)
@@ -93,8 +93,8 @@ func (nameless) Dial(ctx context.Context, network, address string) (net.Conn, er
 
 func (nameless) Listen(network, _ string) (net.Listener, error) { return net.Listen(network, ":0") }
 
-// A listener of a Network that reports no address is refused at once: the addresses of this host do not apply. What is
-// advertised is published as it is.
+// A listener of a Network that reports no address is refused at once: the addresses of this host do not apply. An
+// advertised address is published unchanged.
 func TestNetworkSaysNoAddress(t *testing.T) {
 	err := run(t.Context(), 2, over(nameless{}), func(context.Context, comm.Communicator) error { return nil })
 	require.ErrorIs(t, err, comm.ErrArgument)
@@ -196,8 +196,8 @@ func TestNetworkLosesConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// meet has two ranks connect over a network and enter a barrier. A rank that fails ends the job, as that of a launcher
-// does: a rank that is not connected would wait for one that was, and has lost it, until its context ends.
+// meet makes two ranks connect over a network and enter a barrier. A rank that fails ends the job, as a launcher's
+// rank does: a rank that is not connected would wait for one that was, and has lost it, until its context ends.
 func meet(t *testing.T, network store.Network) error {
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process

@@ -81,7 +81,8 @@ func TestSilenceWhileConnecting(t *testing.T) {
 	assert.ErrorContains(t, p.gone, "nothing has come from it")
 }
 
-// forgetful is a connection that has its pair forget a communicator when it was asked so many times for the beginning of something.
+// forgetful is a connection that makes its pair forget a communicator at the n-th request for the beginning of
+// something.
 type forgetful struct {
 	*pair
 	io.Reader
@@ -297,7 +298,7 @@ func TestPartsBeforeTheirAnnouncement(t *testing.T) {
 }
 
 // TestPartsGoOverAllLanes: on a short link the first lane carries parts as well, on a long one it is left to
-// announcements. What one part carries goes with the announcement, and wakes nobody.
+// announcements. Data of a single part goes with the announcement, and wakes nobody.
 func TestPartsGoOverAllLanes(t *testing.T) {
 	for _, lanes := range []int{1, 2, parallelLanes, parallelLanes + 1} {
 		p, w := newEarly(1 << 20)

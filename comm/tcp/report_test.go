@@ -172,8 +172,7 @@ func TestWhoTried(t *testing.T) {
 	assert.EqualError(t, k.troubleWith(k.pairs[2]), "rank 2: it reports that this rank "+text)
 }
 
-// What a rank has told its launcher of ranks that were late is taken back when they have come: it is not why the job
-// fails later.
+// A rank revokes its report of stragglers to its launcher when they have come: it is not why the job fails later.
 func TestReportsTakenBack(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -45,7 +45,7 @@ func put(r *segment.Ring, h header, payload []byte) {
 	r.Publish()
 }
 
-// What is no frame of a track ends the pair, and is not read any further.
+// Bytes that are no frame of a track end the pair, and are not read any further.
 func TestTrackRefuses(t *testing.T) {
 	announce := header{kind: frameAnnouncement, length: 8, communicator: 1, tag: 3, total: 64, eager: 8}
 	for name, frames := range map[string][]header{
@@ -151,8 +151,8 @@ func TestAbandonedOverTrack(t *testing.T) {
 	assert.NotEqual(t, closed, p.state, "the peer may send what is not wanted any more")
 }
 
-// What moves in a communicator is a reason for its waits to look on, and not for those of another one. What is of none,
-// as credit, is a reason for no wait.
+// A movement in a communicator keeps its waits polling, but not those of another one. A movement of none, such as
+// credit, does so for no wait.
 func TestWhatMoves(t *testing.T) {
 	p, w, peer := newTracked(1 << 20)
 	other := w.node.newWire(2, 0, []int{0, 1})
@@ -180,7 +180,7 @@ func TestWhatMoves(t *testing.T) {
 	assert.Equal(t, [2]bool{false, true}, moved())
 }
 
-// What the peer had written before its connection was lost is there before the peer is gone.
+// Data that the peer had written before its connection was lost arrives before the peer is gone.
 func TestGoneBehindTheRing(t *testing.T) {
 	p, w, peer := newTracked(1 << 20)
 	memory := make([]byte, 8)

@@ -161,8 +161,8 @@ func TestVersionsMeet(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				heard := make(chan struct{}, 1)
-				// As a rank does: it watches before it says where it is. Whoever asks later may find nothing,
-				// since a rank that fails takes its record back.
+				// As a rank does: it watches before it says where it is. A later request may find nothing, since a
+				// rank that fails takes its record back.
 				stop, err := server.Local("observer").Watch(ctx, (&Config{}).key(rank), func(e store.Event) {
 					if !e.Deleted {
 						heard <- struct{}{}

@@ -1,6 +1,6 @@
 // Package checkpoint makes deltas between checkpoints in the safetensors format
 // (https://github.com/huggingface/safetensors#format), and applies them, as the command tutti delta does. A checkpoint
-// is a file, or the shards in an index (model.safetensors.index.json). Its path is that of the file, of the index, or
+// is a file, or the shards in an index (model.safetensors.index.json). Its path names the file, the index, or
 // of the folder with one of these.
 package checkpoint
 

@@ -80,8 +80,8 @@ func eachChoice(t *testing.T, body func(ctx context.Context, c comm.Communicator
 	}
 }
 
-// What becomes of a gradient that is not finite, and of one whose step fails, follows from the configuration, whatever
-// was chosen for the buckets, and so do states: each goes on in a Gradients for which another pattern was chosen.
+// The outcome of a gradient that is not finite, and of a step that fails, follows from the configuration, whatever was
+// chosen for the buckets, and so do states: each continues in a Gradients for which another pattern was chosen.
 func TestAutoPolicies(t *testing.T) {
 	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.Auto, Density: 0.02}}
 	patterns := map[string]bool{}
@@ -155,7 +155,7 @@ func TestAutoPolicies(t *testing.T) {
 	assert.Len(t, patterns, 5, "%v", patterns)
 }
 
-// What excludes sparse buckets is refused with Auto, whatever would be chosen, before anything is measured.
+// Options that exclude sparse buckets are refused with Auto, whatever would be chosen, before anything is measured.
 func TestAutoExcludes(t *testing.T) {
 	auto := sparse.Config{Pattern: sparse.Auto, Density: 0.02}
 	eachChoice(t, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime, faults *standin.Faulty) {

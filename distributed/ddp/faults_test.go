@@ -333,7 +333,7 @@ func TestGradientFaults(t *testing.T) {
 			for _, everywhere := range []bool{true, false} {
 				for at, more := 0, true; more; at++ {
 					var got [][][]uint32
-					// Those of oktopk's thresholds start anew with another communicator.
+					// Thresholds of oktopk start over with another communicator.
 					if got, more = run(at, everywhere); got != nil && cfg.Pattern != sparse.Oktopk {
 						for rank := range want {
 							for step := range want[rank] {

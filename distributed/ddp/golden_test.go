@@ -69,7 +69,7 @@ func bucketCases() (all []bucketCase) {
 	return all
 }
 
-// TestBucketsGolden is that of gradients in buckets.
+// TestBucketsGolden is TestSparseGolden for gradients in buckets.
 func TestBucketsGolden(t *testing.T) {
 	if goruntime.GOARCH != "amd64" || testing.Short() {
 		t.Skip("recorded on amd64, and too much for the race detector")

@@ -22,7 +22,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// hosts arranges ranks in hosts, of so many each.
+// hosts arranges ranks in hosts with this number of ranks each.
 func hosts(perHost int) func(context.Context, comm.Communicator) (*distributed.Mesh, error) {
 	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: -1}, distributed.Dim{Name: "rank", Size: perHost})
@@ -36,7 +36,7 @@ func TestMesh(t *testing.T) {
 	const steps, rest = 3, 60
 	for _, k := range []struct {
 		ranks int
-		sizes []int // the first is that of hosts
+		sizes []int // the first is hosts'
 	}{{1, []int{1, 1}}, {2, []int{1, 2}}, {3, []int{3, 1}}, {4, []int{2, 2}}, {6, []int{2, 3}}, {8, []int{2, 2, 2}}} {
 		if testing.Short() && k.ranks != 4 {
 			continue

@@ -203,7 +203,7 @@ func TestOwnReducer(t *testing.T) {
 	}
 }
 
-// What a program's reducer has not sent is scaled as other residuals are.
+// The residual of a program's reducer is scaled like other residuals.
 func TestOwnReducerScaleResidual(t *testing.T) {
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		all := standin.Gradients(t, rt, 1)

@@ -69,7 +69,7 @@ func skipping(c comm.Communicator, rt runtime.Runtime, step, microbatch int) ([]
 	return sharedBatches(c, rt, step, microbatch)
 }
 
-// gradientOf is that of a microbatch in a linear regression of the first feature by the others.
+// gradientOf returns the gradient of a microbatch in a linear regression of the first feature by the others.
 func gradientOf(weights []float32, samples []int) []float32 {
 	gradient := make([]float32, features)
 	for _, i := range samples {

@@ -96,7 +96,7 @@ func narrowed(dt dtype.DType, x []float32) []float32 {
 	return wide
 }
 
-// mean is what the averages of a parameter are to be, with so many bits.
+// mean returns the expected averages of a parameter with this precision.
 func (c *contributions) mean(param, precision int) []float32 {
 	terms, divisor := c.terms(param)
 	n := len(c.values[0][param])
@@ -495,7 +495,7 @@ func sameInAllWorlds(t *testing.T, cfg ddp.Config, c *contributions, look func(r
 	}
 }
 
-// The norm that clips is that of the results, from the same integers, and has the same bits in all worlds.
+// The norm that clips belongs to the results, from the same integers, and has the same bits in all worlds.
 func TestReproducibleClip(t *testing.T) {
 	const limit = 0.25
 	c := draw(dtype.F32, 6, false)
@@ -976,7 +976,8 @@ func TestReproducibleRestoreAndJoin(t *testing.T) {
 	}
 }
 
-// What depends on who computes what is refused, and so are more contributions than the bits allow.
+// Configurations whose results depend on who computes what are refused, and so are more contributions than the bits
+// allow.
 func TestReproducibleConfig(t *testing.T) {
 	topk := sparse.Config{Pattern: "topkA", Density: 0.1}
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

@@ -122,7 +122,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// What Scatter takes apart, Gather puts together, whatever the number of ranks.
+// Gather restores what Scatter splits, for any number of ranks.
 func TestScatterAndGather(t *testing.T) {
 	for ranks := 1; ranks <= 4; ranks++ {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestValues reduces buckets whose values are rounded. What rounding loses comes later, so that results of
-// equal gradients add up to their average, as they do not without error feedback.
+// TestValues reduces buckets whose values are rounded. Rounding errors come later, so that results of equal gradients
+// add up to their average, as they do not without error feedback.
 func TestValues(t *testing.T) {
 	const n, ranks, steps = 3000, 3, 40
 	for _, cfg := range []sparse.Config{

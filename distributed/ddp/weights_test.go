@@ -349,7 +349,7 @@ func TestEqualWeights(t *testing.T) {
 	}
 }
 
-// TestWeightedClip compares clipped means with those in float64: the norm that is clipped is that of weighted gradients.
+// TestWeightedClip compares clipped means with those in float64: the clipped norm belongs to weighted gradients.
 func TestWeightedClip(t *testing.T) {
 	const limit = 5.0
 	for _, global := range []bool{false, true} {

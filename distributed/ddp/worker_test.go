@@ -43,8 +43,8 @@ func gate(c comm.Communicator, open <-chan struct{}) *gated {
 
 func (g *gated) Unwrap() comm.Communicator { return g.Communicator }
 
-// twoBuckets makes a Gradients of two buckets, whose gradients are put together in
-// the same memory, and which begins with so many dense steps.
+// twoBuckets makes a Gradients of two buckets, whose gradients share memory, and which begins with this number of
+// dense steps.
 func twoBuckets(ctx context.Context, rt runtime.Runtime, c comm.Communicator, warmup int) (*ddp.Gradients, []*runtime.Tensor, error) {
 	const n = 1500
 	var params []*runtime.Tensor
@@ -241,8 +241,8 @@ type copyingFork struct{ standin.Copying }
 
 func (copyingFork) ComputeStream() uintptr { return standin.ComputeStream + 2 }
 
-// The same in buckets that have one verdict: a step that one of them has skipped, is
-// dropped in all, and what they read later is that of the step before.
+// The same in buckets that have one verdict: a step that one of them has skipped is skipped in all, and what they read
+// later belongs to the step before.
 func TestBucketsReadLater(t *testing.T) {
 	tuning.Set(t, tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
 	const n, ranks, buckets, steps = 30_000, 2, 3, 40

@@ -23,7 +23,8 @@ import (
 // churnVariable is how many events TestChurn has.
 const churnVariable = "TUTTI_CHURN"
 
-// TestChurn: members join, leave, are killed, stopped and go on at random, those that are joining included. What comes of each step, parameters and residuals are those of the same membership without faults.
+// TestChurn: members join, leave, are killed, stopped and continued at random, including joining ones. The result of
+// each step, parameters and residuals equal those of the same membership without faults.
 func TestChurn(t *testing.T) {
 	events := 24
 	if n, err := strconv.Atoi(os.Getenv(churnVariable)); err == nil {

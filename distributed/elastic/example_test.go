@@ -48,7 +48,7 @@ func (t *trainer) Restore(ctx context.Context, states ...[]byte) error {
 	return t.Gradients.Restore(ctx, s.Gradients)
 }
 
-// A program with state of its own embeds what reduces its gradients.
+// A program with additional state embeds the trainer that reduces its gradients.
 func ExampleTrainer() {
 	var _ elastic.Trainer = &trainer{}
 }

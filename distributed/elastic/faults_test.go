@@ -802,8 +802,9 @@ func TestInDoubt(t *testing.T) {
 	}
 }
 
-// TestInDoubtAtTheEnd: members lose the others when they have voted on the last step. The others have committed it, and
-// are gone for good, so fewer than Min are here. Those in doubt commit it as well, and the job has ended for them.
+// TestInDoubtAtTheEnd: members lose the others when they have voted on the last step. The others have committed it,
+// and are gone for good, so fewer than Min are here. Members in doubt commit it as well, and the job has ended for
+// them.
 func TestInDoubtAtTheEnd(t *testing.T) {
 	for _, doubters := range []int{1, 2} {
 		t.Run(fmt.Sprint(doubters), func(t *testing.T) {

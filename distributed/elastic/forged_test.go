@@ -342,7 +342,7 @@ func forge(random *rand.Rand, x any) any {
 	return numbers[random.IntN(len(numbers))]
 }
 
-// forger writes what it likes into a store, of what is there and of its own.
+// forger writes anything into a store, both changed and invented keys.
 func forger(t *testing.T, random *rand.Rand, kv *store.Client) {
 	all, err := kv.List(t.Context(), keys)
 	require.NoError(t, err)

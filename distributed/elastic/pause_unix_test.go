@@ -152,7 +152,7 @@ func TestTimes(t *testing.T) {
 		select {
 		case <-until:
 			return true
-		case <-time.After(10 * time.Millisecond): // a step computes for so long
+		case <-time.After(10 * time.Millisecond): // the time of a step's computation
 			return false
 		}
 	}

@@ -31,7 +31,7 @@ func comers(number uint64, members string, failed ...failure) *record {
 // missing has a member say whom it has not reached.
 func missing(ranks ...int) func(s *status) { return func(s *status) { s.Unreached = ranks } }
 
-// resting has a member have waited after so many attempts.
+// resting makes a member have waited after this number of attempts.
 func resting(attempts int) func(s *status) { return func(s *status) { s.BackedOff = attempts } }
 
 // TestUnreachable: after an attempt that failed, the next epoch is made without those that it failed for.
@@ -229,7 +229,7 @@ type unconnected struct {
 func (u unconnected) MissingRanks() []int { return u.ranks }
 func (u unconnected) Unwrap() error       { return u.error }
 
-// former is that of a member, which knows the others by its Member.
+// former is a member's, which knows the others by its Member.
 func (p *partly) former(m func() *Member) former {
 	return func(ctx context.Context, kv store.Store, place Place) (comm.Communicator, error) {
 		own := m()

@@ -99,7 +99,8 @@ func TestReducers(t *testing.T) {
 				a.trainer.BeforeCommit(a.Commit)
 				list = append(list, a)
 			}
-			// Who comes first is not the test's to decide: whoever is rank 0 of three is killed, and the next one leaves.
+			// The order of arrival is not the test's to decide: rank 0 of three, whichever it is, is killed, and the
+			// next one leaves.
 			var lost, left atomic.Pointer[trainee]
 			together(t, list, func(a *trainee, e *Epoch, made int) bool {
 				switch first := e.Comm.Rank() == 0 && len(e.Members) == 3 && made == 5; {
@@ -115,7 +116,7 @@ func TestReducers(t *testing.T) {
 			require.Equal(t, stayed[0].Steps(), stayed[1].Steps())
 			assert.Equal(t, stayed[0].values, stayed[1].values)
 			assert.NotZero(t, stayed[0].values[0])
-			// What has become of residuals is said once each, by one member.
+			// The fate of residuals is logged once each, by one member.
 			gone := said.Lines("the residuals of lost members are gone")
 			require.Len(t, gone, 1)
 			assert.Contains(t, gone[0], "lost="+lost.Load().cfg.Name)

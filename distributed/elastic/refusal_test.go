@@ -81,7 +81,7 @@ type writer func(p []byte) (int, error)
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 // TestRefusedWrites: a job whose store refuses some writes, or all of them for a while, goes on without a member that
-// is killed, and tells one that comes later that it has ended. What the store has said is in the log.
+// is killed, and tells a later one that it has ended. The store's answers are in the log.
 func TestRefusedWrites(t *testing.T) {
 	every := func(n uint64, a answer) func(*atomic.Uint64, bool) answer {
 		return func(writes *atomic.Uint64, _ bool) answer {

@@ -74,8 +74,8 @@ func BenchmarkHiddenShare(b *testing.B) {
 	})
 }
 
-// share times steps alone, with exchanges that they wait for, and with a Delay. A step submits so many passes over
-// n elements.
+// share times steps alone, with exchanges that they wait for, and with a Delay. A step submits this number of passes
+// over n elements.
 func share(b *testing.B, n, passes int, world func(context.Context, func(context.Context, comm.Communicator, runtime.Runtime) error) error) {
 	const every, rounds = 16, 3
 	for _, cfg := range []sparse.Config{{}, {Values: sparse.I4}, {Pattern: sparse.Chunked, Density: 0.05, Values: sparse.I2}} {

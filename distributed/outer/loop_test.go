@@ -590,8 +590,8 @@ func (f *faulting) Split(ctx context.Context, color, key int) (comm.Communicator
 	return f.made, err
 }
 
-// A rank that fails while its fragment is being sent: in the allreduce of weights, or in that of the fragment.
-// The others name it when the fragment is to arrive, are as before, and go on without it.
+// A rank fails while its fragment is being sent: in the allreduce of weights, or of the fragment. The others name it
+// when the fragment is to arrive, are unchanged, and go on without it.
 func TestARankThatFailsWhileItSends(t *testing.T) {
 	const ranks, steps, sends, lost = 3, 24, 12, 2
 	for call, cfg := range []outer.Config{
@@ -901,7 +901,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// What is no state of this loop changes nothing.
+// A state of another loop changes nothing.
 func TestWrongStates(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
@@ -986,7 +986,7 @@ func TestWeights(t *testing.T) {
 		defer l.Close()
 		assert.ErrorIs(t, l.Weigh(-1), comm.ErrArgument)
 		assert.ErrorIs(t, l.Weigh(math.NaN()), comm.ErrArgument)
-		for range 2 { // rank 0 has no data, and rank 2 three times that of rank 1
+		for range 2 { // rank 0 has no data, and rank 2 three times as much as rank 1
 			require.NoError(t, l.Weigh([]float64{0, 1, 3}[c.Rank()]))
 			v[0] -= float32(c.Rank())
 			v[1] -= 1
@@ -1252,8 +1252,7 @@ func TestReproducibleRounds(t *testing.T) {
 	}
 }
 
-// A limit of reproducible rounds is that of the norm of the average, whatever the number of ranks, and in whatever order
-// they come.
+// A limit of reproducible rounds applies to the norm of the average, for any number of ranks, in any order.
 func TestReproducibleRoundsClip(t *testing.T) {
 	const limit = 0.5
 	for _, ranks := range []int{1, 2, 5} {

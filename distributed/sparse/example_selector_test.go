@@ -39,8 +39,8 @@ func (inTurn) Select(step int, sum, indices, values *runtime.Tensor) error {
 // String implements [sparse.Selector].
 func (inTurn) String() string { return "in turn" }
 
-// A program selects the entries itself. What is not selected stays in the residual. After a step that a vote refused,
-// the reduction goes on over another communicator.
+// A program selects the entries itself. Other entries stay in the residual. After a step that a vote refused, the
+// reduction goes on over another communicator.
 func ExampleSelector() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()

@@ -45,8 +45,8 @@ func values(t *testing.T, x *runtime.Tensor) []float32 {
 	return all
 }
 
-// TestReducer: two ranks each send the larger of two entries, and keep the other one. What a rank
-// kept comes back from its state, scaled, and over another communicator.
+// TestReducer: two ranks each send the larger of two entries, and keep the other one. The kept entry comes back from
+// the rank's state, scaled, and over another communicator.
 func TestReducer(t *testing.T) {
 	others, err := local.New(2)
 	require.NoError(t, err)

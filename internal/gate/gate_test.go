@@ -19,7 +19,7 @@ type distant struct {
 
 func (d *distant) RemoteAddr() net.Addr { return d.from }
 
-// Of several addresses that of most handshakes gives way, and of these each one may.
+// Of several addresses the one with most handshakes gives way, and of these each one may.
 func TestWhoGivesWay(t *testing.T) {
 	g := &Gate{Places: 6}
 	open := map[string][]*distant{}
@@ -72,7 +72,7 @@ func TestWhoGivesWay(t *testing.T) {
 	assert.Less(t, oldest, 200, "never the oldest")
 }
 
-// What is in the way of an address is no error: no address at all counts as one.
+// An address in an unexpected form is no error: no address at all counts as one.
 func TestSourceOfAConnection(t *testing.T) {
 	for address, want := range map[string]string{
 		"1.2.3.4:5": "1.2.3.4/32", "[::ffff:1.2.3.4]:5": "1.2.3.4/32", "[2001:db8:1:2:3:4:5:6]:7": "2001:db8:1:2::/64", "[fe80::1%eth0]:5": "fe80::/64",
@@ -112,7 +112,7 @@ func TestZoned(t *testing.T) {
 	assert.Equal(t, want, Zoned([]string{"[fe80::1]:5"}))
 }
 
-// closer is a connection whose Close waits for a gate's lock, as that of a program's own network may for anything.
+// closer is a connection whose Close waits for a gate's lock, as a program's own network may for anything.
 type closer struct {
 	net.Conn
 	gate *Gate

@@ -16,8 +16,8 @@ import (
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// benchBuffers returns the addresses of n buffers of ordinary numbers, each on
-// pages of its own, and what keeps them alive.
+// benchBuffers returns the addresses of n buffers of ordinary numbers, each on separate pages, and what keeps them
+// alive.
 func benchBuffers(b *testing.B, n, bytes int, dt dtype.DType) (addrs []uintptr, keep [][]byte) {
 	const page = 4096
 	r := rand.New(rand.NewPCG(1, 2))

@@ -82,7 +82,7 @@ func TestEndWaitsForTheAnswer(t *testing.T) {
 	assert.Len(t, files, 1)
 }
 
-// TestReserved: the record of a communicator is not replaced by that of a later wait, which is said.
+// TestReserved: the record of a communicator is not replaced by a later wait's, which is logged.
 func TestReserved(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(env.RecordDir, dir)

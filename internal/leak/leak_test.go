@@ -14,7 +14,7 @@ import (
 )
 
 // TestOneLine: communicators of a backend that are lost together are one line, with their number and where the first
-// ones were made. What the next garbage collection finds is a further line.
+// ones were made. The next garbage collection makes a further line.
 func TestOneLine(t *testing.T) {
 	logged := logtest.Capture(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -39,7 +39,7 @@ func TestUntilEndsWithTheContext(t *testing.T) {
 	assert.Equal(t, 500, asked)
 }
 
-// What is done is done, also if the context has ended meanwhile.
+// A completed event counts, even if the context has ended meanwhile.
 func TestUntilPrefersDone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

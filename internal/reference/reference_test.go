@@ -55,8 +55,7 @@ func TestReferencesDiffer(t *testing.T) {
 	}
 }
 
-// What rounds after each addition is within the tolerance, and in the range of every type,
-// on many ranks too.
+// A sum rounded after each addition is within the tolerance, and in the range of every type, on many ranks too.
 func TestRoundedSumsAreRight(t *testing.T) {
 	for _, dt := range dtype.All() {
 		for _, op := range []reductions.Op{reductions.Sum, reductions.Max} {

@@ -62,7 +62,7 @@ func TestRing(t *testing.T) {
 	assert.True(t, bytes.Equal(sent[:len(got)], got), "seed %d", seed)
 }
 
-// What another process writes into the counts of a ring is checked.
+// Counts of a ring that another process writes are checked.
 func TestRingChecksCounts(t *testing.T) {
 	for _, count := range []uint64{capacity + 1, 1 << 32, 1<<64 - 1} {
 		address, memory := ringMemory(t)

@@ -516,7 +516,7 @@ func (c *conn) Close() error {
 			c.out.ended = true
 		}
 	})
-	// What the other side sends from now on resets it.
+	// Later data of the other side resets it.
 	c.in.set(func() {
 		if c.in.failed == nil && !c.in.ended {
 			c.in.failed = syscall.EPIPE

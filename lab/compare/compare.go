@@ -112,7 +112,7 @@ const (
 type subject struct {
 	name  string // as in tables
 	ranks int    // of its world
-	// against are subjects: a time is divided by that of the first of as many ranks that was measured at the same work.
+	// against are subjects: a time is divided by the time of the first one with as many ranks and the same work.
 	against []string
 	turn    func(ctx context.Context) ([]measured, error) // measures all works once
 }

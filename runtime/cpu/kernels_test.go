@@ -17,8 +17,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// What the contract promises is tested by runtimetest; here is what this
-// implementation promises beyond it.
+// runtimetest tests the contract; here is what this implementation promises beyond it.
 
 // read returns the n elements at p as a view.
 func read[T any](p uintptr, n int) []T { return hostmem.Slice[T](p, n) }
@@ -162,8 +161,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	}
 }
 
-// TestPastTheCaches expects of arrays so long that they are written past the caches what
-// their parts, which are not, hold.
+// TestPastTheCaches expects arrays long enough to be written past the caches to hold what their parts, which are not,
+// hold.
 func TestPastTheCaches(t *testing.T) {
 	const seed, from = 12, 1 << 17
 	const n, part = 2*from + 5, from - 1
@@ -207,8 +206,8 @@ func TestKernelsAllocateNothing(t *testing.T) {
 	for name, call := range kernelCalls(newWorkbench(t), 100_000, 1000) {
 		require.NoError(t, call(), name) // also fills the list of scratch memory
 		require.NoError(t, call(), name)
-		// What the rest of the process allocates counts as well, and a list of candidates
-		// that is longer than before: the least of many rounds counts, usually of one.
+		// Allocations of the rest of the process count as well, and a list of candidates that is longer than before:
+		// the least of many rounds counts, usually of one.
 		least := math.Inf(1)
 		for round := 0; round < 100 && least > 0; round++ {
 			least = min(least, testing.AllocsPerRun(5, func() { _ = call() }))

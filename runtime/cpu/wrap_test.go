@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// grow uses so much stack that Go moves it.
+// grow uses enough stack that Go moves it.
 func grow(depth int) byte {
 	var pad [1 << 10]byte
 	pad[depth%len(pad)] = 1
@@ -48,7 +48,7 @@ func TestWrapSliceThatWouldBeOnTheStack(t *testing.T) {
 	assert.Equal(t, [4]float32{7, 7, 7, 7}, <-done)
 }
 
-// What only the tensor refers to survives collections, until Free.
+// Memory that only the tensor refers to survives collections, until Free.
 func TestWrapKeepsTheSlice(t *testing.T) {
 	rt := cpu.New()
 	defer rt.Close()

@@ -22,8 +22,8 @@ import (
 const slabBytes = 16 << 20
 
 // Allocate implements [runtime.Runtime]. If the GPU has no memory left, Allocate returns cached memory to the driver
-// and retries: first this runtime's, then that of its forks or its parent. It waits at most 5 s for the work of their
-// streams; if that does not end, the error says so. Other goroutines do not wait in the meantime.
+// and retries: first this runtime's, then the memory of its forks or its parent. It waits at most 5 s for the work of
+// their streams; if that does not end, the error says so. Other goroutines do not wait in the meantime.
 func (r *Runtime) Allocate(bytes int) (uintptr, error) {
 	return r.allocate(r.pool.Allocate, bytes)
 }
@@ -55,7 +55,7 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 			ptr, err = take(bytes)
 		}
 		if err != nil && kept != nil {
-			err = fmt.Errorf("%w; a fork or the parent gave nothing back: %w", err, kept)
+			err = fmt.Errorf("%w; a fork or the parent returned no memory: %w", err, kept)
 		}
 	}
 	return ptr, r.explain(err)

@@ -303,7 +303,7 @@ func BenchmarkBandwidth(b *testing.B) {
 	}
 }
 
-// What is released goes back to the driver at once, in spite of pending work.
+// Released mappings return to the driver at once, in spite of work in flight.
 func TestReleasedMappingsGoBackToTheDriver(t *testing.T) {
 	rt := openGPU(t)
 	bytes := int64(512 << 20)

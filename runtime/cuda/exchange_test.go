@@ -8,10 +8,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// BenchmarkExchange times each kernel of a steady step of oktopk between two ranks on the
-// device's own clock, with lists of 1 %: where an exchange's time goes but for messages.
-// What comes behind "Restore" is of other steps: where something has to be cut, and where
-// the threshold is estimated, of all sums.
+// BenchmarkExchange times each kernel of a steady step of oktopk between two ranks on the device's own clock, with
+// lists of 1 %: where an exchange's time goes except for messages. Kernels after "Restore" belong to other steps:
+// those that cut something, and those that estimate the threshold, of all sums.
 func BenchmarkExchange(b *testing.B) {
 	fmt.Println("| elements | kernel | us |\n| ---: | --- | ---: |")
 	for _, n := range benchmarkSizes(b) {

@@ -95,8 +95,8 @@ func read[T any](b *bench, p uintptr, n int) []T {
 	return values
 }
 
-// contents returns the bytes of all arrays. What lists hold behind their last
-// entry is cleared first: a selection may leave anything there.
+// contents returns the bytes of all arrays. Memory of lists after their last entry is cleared first: a selection may
+// leave anything there.
 func (b *bench) contents() (all [][]byte) {
 	for _, l := range b.lists {
 		used := min(int(read[int32](b, l.Len, 1)[0]), l.N)
@@ -282,7 +282,7 @@ func TestKernelsAreDeterministic(t *testing.T) {
 	}
 }
 
-// What a capture would have to allocate is an error, and the next call works.
+// A call that would have to allocate in a capture is an error, and the next call works.
 func TestKernelsDoNotAllocateInACapture(t *testing.T) {
 	b := onGPU(t)
 	const n = 1 << 20
@@ -518,8 +518,8 @@ func graphTime(g *bench, run func() error) float64 {
 	return float64(times[rounds/2].Nanoseconds()) / 1e3 / calls
 }
 
-// Two goroutines replay graphs with kernels of one runtime, which share memory, on streams of
-// their own: each gives the entries that the same call gives alone.
+// Two goroutines replay graphs with kernels of one runtime, which share memory, on different streams: each gives the
+// entries that the same call gives alone.
 func TestKernelsOfGraphsOfTwoGoroutines(t *testing.T) {
 	n, rounds, launches := 26_214_400, 100, 50
 	if testing.Short() {

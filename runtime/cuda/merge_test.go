@@ -207,7 +207,7 @@ func benchmarkStep(b *testing.B, n int, dt dtype.DType) {
 		calls++
 		return kernel.Source{X: x, N: n, Grad: grad + uintptr(16*dt.Size()*(calls%fresh)), DType: dt, Take: true}
 	}
-	// What an exchange would bring comes to the cache by a copy, whose time is not counted.
+	// A copy brings the data of an exchange into the cache; its time is not counted.
 	message := kernel.Entries{Idx: room[int32](g, peer.N), Val: room[float32](g, peer.N), N: peer.N}
 	exchange := func() error {
 		return errors.Join(g.Copy(message.Idx, peer.Idx, 4*peer.N), g.Copy(message.Val, peer.Val, 4*peer.N))

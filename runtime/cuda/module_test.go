@@ -60,8 +60,7 @@ func TestModule(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrArgument)
 }
 
-// What one mapping of shared memory writes, another one reads, also when the first
-// is gone.
+// One mapping of shared memory reads what another one writes, also when the first is gone.
 func TestSharedMemory(t *testing.T) {
 	rt := openGPU(t)
 	const n = 1 << 20
@@ -91,5 +90,5 @@ func TestSharedMemory(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrArgument)
 	_, err = rt.AllocateShared(0)
 	assert.ErrorIs(t, err, runtime.ErrArgument)
-	// Close of the runtime gives back what is left.
+	// Close of the runtime frees what is left.
 }

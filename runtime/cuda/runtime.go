@@ -341,13 +341,13 @@ func (r *Runtime) awaitWork() error {
 		return r.graphs.empty() && r.gate.empty() && r.idle()
 	})
 	if err != nil {
-		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back",
+		return fmt.Errorf("cuda:%d: closed with work in flight that did not end within %v; its memory is not freed",
 			r.index, r.closeTime)
 	}
 	r.frees.shut()
 	if r.await(r.frees.empty) != nil {
 		return fmt.Errorf("cuda:%d: closed while a library frees its memory, which did not end within %v; "+
-			"nothing is given back", r.index, r.closeTime)
+			"nothing is freed", r.index, r.closeTime)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func (s *stages) print(calls int, all []stage) {
 	}
 	for range rounds {
 		for i, graph := range graphs {
-			require.NoError(s, graph.Launch(s.rt.Stream())) // the cache is that of the same calls
+			require.NoError(s, graph.Launch(s.rt.Stream())) // the cache is as the same calls leave it
 			times[i] = append(times[i], s.launch(graph)/time.Duration(calls))
 		}
 	}

@@ -107,8 +107,7 @@ func TestStandInManyCopies(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-// What was captured is copied when the graph runs, as often as it does, so only
-// memory with an end that the program sets will do.
+// A captured copy runs as often as its graph does, so only memory with an end that the program sets will do.
 func TestStandInCapturesWantPinnedMemory(t *testing.T) {
 	openStandIn(t)
 	rt := openGPU(t)

@@ -33,7 +33,7 @@ func (f *standIn) failCall(call string, status, n int) {
 	goruntime.KeepAlive(name)
 }
 
-// programs are what users do, each of whom gives back what it has got.
+// programs are what users do, each of whom frees what it has allocated.
 var programs = map[string]func(rt *Runtime) error{
 	"memory": func(rt *Runtime) (err error) {
 		const n = 64 * 64
@@ -175,8 +175,8 @@ var programs = map[string]func(rt *Runtime) error{
 	},
 }
 
-// Whatever call fails, and however: its error arrives, nothing is lost, and the next use
-// works, or is refused where the device is broken.
+// If any call fails, in any way, its error arrives, nothing is lost, and the next use works, or is refused if the
+// device is broken.
 func TestStandInAnyCallFails(t *testing.T) {
 	f := openStandIn(t)
 	before := f.alive()

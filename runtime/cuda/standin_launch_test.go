@@ -13,8 +13,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Goroutines launch graphs with kernels of one runtime on streams of their own, and one launches such
-// kernels eagerly: no two of them overlap.
+// Goroutines launch graphs with kernels of one runtime on different streams, and one launches such kernels eagerly: no
+// two of them overlap.
 func TestStandInLaunchesOfManyGoroutines(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 0)

@@ -38,8 +38,7 @@ func cacheMost(t *testing.T, rt *Runtime) {
 	require.NoError(t, rt.Deallocate(p))
 }
 
-// What other runtimes and frameworks do on the GPU holds neither a flush nor
-// Close up.
+// Work of other runtimes and frameworks on the GPU delays neither a flush nor Close.
 func TestStandInWorkOfOthersIsNotWaitedFor(t *testing.T) {
 	f := openStandIn(t)
 	rt, other := openRuntime(t, 1), openRuntime(t, 1)

@@ -118,7 +118,7 @@ func TestStandInFork(t *testing.T) {
 	assert.ErrorIs(t, err, runtime.ErrClosed)
 }
 
-// What one of a parent and its forks has in its cache, the others can have.
+// Cached memory of a parent or fork is available to its relatives.
 func TestStandInForksShareMemory(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 1)
@@ -156,7 +156,7 @@ func TestStandInForkKeepsMemory(t *testing.T) {
 	end := f.stall(t, b, b.Stream())
 	_, err = rt.Allocate(1300 << 20)
 	require.ErrorIs(t, err, runtime.ErrOutOfMemory)
-	assert.ErrorContains(t, err, "a fork or the parent gave nothing back: cuda:1: work that may use the memory did not end within 1ms")
+	assert.ErrorContains(t, err, "a fork or the parent returned no memory: cuda:1: work that may use the memory did not end within 1ms")
 	end()
 	p, err := rt.Allocate(1300 << 20)
 	require.NoError(t, err)
@@ -351,7 +351,7 @@ func TestStandInAStickyErrorBreaksTheRuntime(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		freesFail uintptr
-	}{{"memory can be given back", 0}, {"nothing can", 1}} {
+	}{{"memory can be freed", 0}, {"nothing can", 1}} {
 		t.Run(c.name, func(t *testing.T) {
 			f := openStandIn(t)
 			before := f.alive()
@@ -741,7 +741,7 @@ func TestStandInLentContext(t *testing.T) {
 	require.NoError(t, primary.Close())
 }
 
-// Ranks of one process give up their mappings of the same memory at about the same time.
+// Ranks of one process release their mappings of the same memory at about the same time.
 func TestStandInUnmapsOneByOne(t *testing.T) {
 	f := openStandIn(t)
 	var mappings []*SharedMemory

@@ -50,7 +50,7 @@ func TestStepsOfPatterns(t *testing.T) {
 	const ranks, n, rounds, steps = 2, 2048, 5, 2
 	for i, pattern := range sparsity.Patterns() {
 		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}} {
-			// What surrounds a pattern differs: every second one is enough, unless TUTTI_EXTENDED is set.
+			// The steps around a pattern differ: every second one is enough, unless TUTTI_EXTENDED is set.
 			if cfg.NoUndo && (race.Enabled || i%2 > 0 && os.Getenv("TUTTI_EXTENDED") == "") {
 				continue
 			}
@@ -109,7 +109,8 @@ func TestStepsOfPatterns(t *testing.T) {
 						step()
 					}
 					rt.Freeze()
-					// What is counted is the whole process's: in the first round the other rank may still freeze its memory.
+					// The count covers the whole process: in the first round the other rank may still freeze its
+					// memory.
 					if c.Rank() == 0 {
 						for range rounds {
 							garbage = min(garbage, testing.AllocsPerRun(steps, step))

@@ -23,9 +23,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// The driver is opened once a process, so tests with the stand-in of
-// testdata/driver.c run in processes of their own: this test binary again, with
-// these variables.
+// The driver is opened once per process, so tests with the stand-in of testdata/driver.c run in separate processes:
+// this test binary again, with these variables.
 const (
 	standInVariable = "TUTTI_TEST_STAND_IN" // set in such a process
 	wantedVariable  = "TUTTI_TEST_WANTED"   // what the error of Open says there
@@ -186,7 +185,7 @@ var kernelStructures = map[string]reflect.Type{
 	"sum_args":        reflect.TypeFor[sumSquaresParameters](),
 }
 
-// offsets returns where the fields of a structure are, by the names that they have on the device. Those of an
+// offsets returns where the fields of a structure are, by the names that they have on the device. Fields of an
 // embedded structure are fields of the structure.
 func offsets(structure reflect.Type) map[string]uintptr {
 	all := map[string]uintptr{}

@@ -64,7 +64,7 @@ func openCPU(t *testing.T) *cpu.Runtime {
 	return rt
 }
 
-// What a library produces is a tensor here, and is its own again after Free.
+// A library's tensor is a tensor here, and is its own again after Free.
 func TestImport(t *testing.T) {
 	p, rt := openPeer(t), openCPU(t)
 	for _, f := range formats {
@@ -84,7 +84,7 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// What is not taken stays the producer's.
+// A refused tensor stays the producer's.
 func TestImportRefuses(t *testing.T) {
 	p, rt := openPeer(t), openCPU(t)
 	for change, want := range []error{1: runtime.ErrUnsupported, 2: runtime.ErrUnsupported, 3: runtime.ErrDevice, 4: runtime.ErrDevice,

@@ -423,7 +423,7 @@ func TestClosures(t *testing.T) {
 	})
 }
 
-// What cannot be is an error when the graph is built, with a reason.
+// An impossible graph is an error when it is built, with a reason.
 func TestRefused(t *testing.T) {
 	onRanks(t, 2, func(backend compute.Backend, rank int) error {
 		for want, build := range map[string]func(g *graph.Graph, x *graph.Node){

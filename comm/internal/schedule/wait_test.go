@@ -114,7 +114,8 @@ func TestContextEndsBehindRound(t *testing.T) {
 	}
 }
 
-// Who waits in vain until its deadline says for whom with no lock held: another goroutine may end the communicator.
+// A wait that reaches its deadline reports the missing ranks with no lock held: another goroutine may end the
+// communicator.
 func TestLateWithoutLock(t *testing.T) {
 	n := newNetwork(3)
 	var engine *schedule.Engine

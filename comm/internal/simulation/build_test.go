@@ -5,7 +5,7 @@
 // goroutines and connections from package internal/sim, and run it.
 //
 // A seed fixes the program that the ranks run, the network, the faults, and the interleaving of
-// goroutines. What it does not fix is random numbers of cryptography, which change no event. In the long runs
+// goroutines. It does not fix random numbers of cryptography, which change no event. In the long runs
 // (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS) and in replays (TUTTI_SIM_SEED), the choice of select
 // among cases that are ready, and the order of maps, follow from the virtual time as well, by changes to the
 // runtime; TestReplay compares the traces of runs. A failure prints the seed, and the last events.

@@ -240,9 +240,9 @@ func (g *graph) close() bool {
 	return true
 }
 
-// consistent reports whether some coherence order of a location fulfils the axioms. What they
-// say of one location does not depend on the coherence order of another. Unless last is none,
-// nothing may follow that write (initial: there are no writes).
+// consistent reports whether some coherence order of a location fulfils the axioms. Their verdict on one location does
+// not depend on the coherence order of another. Unless last is none, nothing may follow that write (initial: there are
+// no writes).
 func (g *graph) consistent(loc, last int) bool {
 	var writes, reads []int
 	for _, i := range g.atLoc[loc] {

@@ -14,7 +14,7 @@ const (
 	atomic               // dst = [loc]; [loc] = val, with dst the old value; if cond holds of it
 	fenced
 	signals
-	waits  // until so many have signalled
+	waits  // until this number have signalled
 	look   // a load whose value decides nothing: judged when the execution is complete
 	assign // dst = val
 	branch // to another instruction, if cond holds
@@ -114,8 +114,8 @@ type explorer struct {
 	over     bool
 }
 
-// explore returns the first violation that it finds: an assertion, a wait that may last for
-// ever, or what complete says of an execution that has ended.
+// explore returns the first violation that it finds: an assertion, a wait that may last forever, or an error of
+// complete about an execution that has ended.
 func (p *program) explore(most int, complete func(x *explorer, s *state) string) *explorer {
 	x := &explorer{program: p, complete: complete, most: most}
 	s := &state{graph: &graph{places: p.places, atLoc: make([][]int, len(p.names))}}

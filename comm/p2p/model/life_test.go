@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// epochs models how a rank's kernels read and count up the epoch: state.epoch, begin and advance.
-// Each kernel has so many blocks of two threads, of at most three.
+// epochs models how a rank's kernels read and count up the epoch: state.epoch, begin and advance. Each kernel has the
+// given number of blocks, of two threads each, of at most three.
 func epochs(s setting, blocks ...int) *model {
 	m := newModel(s)
 	m.ptxOnly = !m.is("the boundary as well")
@@ -96,7 +96,7 @@ func aborts(s setting) *model {
 	register := func(t, r int, loc int, o order) {
 		m.emit(t, instr{op: load, order: o, scope: sys, loc: loc, dst: r})
 	}
-	// What nobody can tell beforehand.
+	// A choice that nobody can predict.
 	chance := func(t int, name string) int {
 		l := m.loc("whether thread %d %s", t, name)
 		m.put(m.thread(place{-2, t}), relaxed, sys, l, 1)
@@ -238,9 +238,9 @@ func TestAborts(t *testing.T) {
 	}
 }
 
-// stuck returns a set of lines, by rank, from which none can go on, nil if there is none. Line i
-// of a rank ends when line i of every rank has started; a rank has room for so many lines, and
-// starts them in its own order as others end.
+// stuck returns a set of lines, by rank, from which none can go on, nil if there is none. Line i of a rank ends when
+// line i of every rank has started; a rank has room for a number of lines, and starts them in its own order as others
+// end.
 func stuck(lines int, room []int, order [][]int) []uint64 {
 	ranks := len(room)
 	ended := make([]uint64, ranks)
@@ -256,7 +256,7 @@ func stuck(lines int, room []int, order [][]int) []uint64 {
 			}
 			all &= started[r]
 		}
-		// What can end does not keep others from ending, so any order of ends leads here.
+		// A line that can end does not keep others from ending, so any order of ends leads here.
 		moved, done := false, true
 		for r := range ranks {
 			moved = moved || all&^ended[r] != 0
@@ -272,10 +272,9 @@ func stuck(lines int, room []int, order [][]int) []uint64 {
 	}
 }
 
-// TestDispatch checks that rings and the other kernels end although a GPU does not have room for
-// all blocks, if every GPU starts blocks in ascending order: then the first block that has not
-// ended has started on every rank, or is the next that does. Where some GPU starts them in
-// another order, kernels wait for ever.
+// TestDispatch checks that rings and the other kernels end although a GPU does not have room for all blocks, if every
+// GPU starts blocks in ascending order: then the first block that has not ended has started on every rank, or is the
+// next that does. If some GPU starts them in another order, kernels wait forever.
 func TestDispatch(t *testing.T) {
 	const lines = 4
 	orders := permutations(lines)

@@ -25,10 +25,10 @@
 //     those, as in Dat3M's model: a GPU does not publish stores that are speculative. Reads that decide
 //     nothing, those of chunks and epochs, are judged in each complete execution one by one, each
 //     without the others and with every write, later ones included.
-//   - Words of a vector are accesses of their own, as PTX says. Two stand for all: a thread's words
+//   - Words of a vector are separate accesses, as PTX says. Two stand for all: a thread's words
 //     are treated alike, and words interact only through the grid boundary, barriers and flags.
 //   - Values are constants: a sum that is passed on is right if what it is made of is.
-//   - Where split is set, each value of a flag has a location of its own. A read of a later value
+//   - Where split is set, each value of a flag has a separate location. A read of a later value
 //     orders more than one of the value waited for, so this allows more executions, not fewer.
 //   - One line stands for all rings: lines share no memory. A line's lanes are as many as words.
 //
@@ -38,8 +38,8 @@
 // so nothing in PTX orders a rank's clears before what a peer writes after it has read a later
 // word of that rank. The model therefore takes a grid's start and its end, of every thread, for a
 // fence.acq_rel.sys. GPUs complete a grid by writing back at system scope what it wrote, before
-// the next grid starts; the host and peers may read it then without a fence of their own. CUDA
-// promises that of a stream's end to whoever waits for it. TestBoundaryIsNeeded lists what fails without this,
+// the next grid starts; the host and peers may read it then without another fence. CUDA
+// promises this of a stream's end to whoever waits for it. TestBoundaryIsNeeded lists what fails without this,
 // and the mutant "fences instead of the boundary" shows the two fences of PTX that would replace it.
 // Operations by tags alone with pieces of one size, and rings alone, do not need it.
 //
@@ -75,7 +75,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What the models copy of the kernels is still there. Where this fails, change the model first.
+// The text that the models copy from the kernels is still there. If this fails, change the model first.
 func TestModelledText(t *testing.T) {
 	data, err := os.ReadFile("../kernels/p2p.cu")
 	require.NoError(t, err)

@@ -60,7 +60,7 @@ var mutants = []mutant{
 	{"the count tells of the note", []setting{listed}, ""},
 	{"a list put before the last one is received", []setting{listed, listed3}, ""},
 
-	// What orders the kernels of a rank.
+	// The order of a rank's kernels.
 	{"kernels of two streams", []setting{two}, ""},
 	{"a push before griddepcontrol.wait", []setting{two}, ""},
 	{"the end of a grid does not acquire", []setting{two, shifted}, ""},
@@ -183,8 +183,8 @@ func TestMutants(t *testing.T) {
 	require.GreaterOrEqual(t, found, 30)
 }
 
-// What PTX's axioms do not promise without the grid boundary: that a clear, or a late word of
-// another peer, does not overtake the next put there.
+// PTX's axioms do not promise, without the grid boundary, that a clear, or a late word of another peer, does not
+// overtake the next put there.
 func TestBoundaryIsNeeded(t *testing.T) {
 	for _, s := range []setting{two, three, shifted, tags3, twice3, mixed} {
 		require.Nil(t, sequence(s).check(maxLeaves).bad, "%v", s)

@@ -14,7 +14,7 @@ type setting struct {
 	first        uint64   // epoch
 	rounds       int      // of rings
 	together     bool     // the words of a rank are one thread's
-	shift        bool     // the same memory is that of another peer two epochs later
+	shift        bool     // two epochs later the same memory belongs to another peer
 	ptxOnly      bool     // no grid boundary; see the package
 	split        bool     // flags have a location for each value; see the package
 	operations   int
@@ -363,7 +363,7 @@ func (m *model) twice(k int, epoch uint64, r int) {
 // lists is a kernel that makes a list, and receive. The first thread tells how many entries there are and what the list
 // is headed by, in a word each, and knows it from each peer; all of them wait for the entries.
 func (m *model) lists(k int, epoch uint64, r int) {
-	const stage = 2 // memory of its own
+	const stage = 2 // separate memory
 	const count, note = 0, 1
 	heads := func(which, to, from int) int {
 		return m.loc("%s of rank %d, place %d, from %d", [...]string{"count", "note"}[which], to, m.place(epoch), from)

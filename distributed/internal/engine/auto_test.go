@@ -76,8 +76,8 @@ func runAuto(t *testing.T, ranks, n, steps int, cfg engine.Config, wrap func(c c
 
 func plainComm(c comm.Communicator) comm.Communicator { return c }
 
-// Whatever a rank measures, all ranks choose the same, from a bounded number of
-// trials, and use it in every step. Trials have the whole tensor, or less where steps of topkA take long.
+// All ranks choose the same, whatever each measures, from a bounded number of trials, and use it in every step. Trials
+// have the whole tensor, or less if steps of topkA take long.
 func TestAutoAgrees(t *testing.T) {
 	const n = 20_000
 	cfg := engine.Config{Density: 0.02}
@@ -400,8 +400,7 @@ func TestChoiceWithoutMemory(t *testing.T) {
 	})
 }
 
-// scarce has memory for so many allocations when a pattern has been chosen, and then for
-// all but one.
+// scarce has memory for n allocations when a pattern has been chosen, and then for all but one.
 type scarce struct {
 	*cpu.Runtime
 	sparse *engine.Reducer

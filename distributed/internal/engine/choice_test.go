@@ -78,8 +78,8 @@ func TestTrialsBeginSettled(t *testing.T) {
 	}
 }
 
-// Ranks disagree where auto has chosen the pattern of one, and the program that of another: only the first one has a
-// residual of the dense pattern, for example.
+// Ranks disagree if auto has chosen the pattern on one, and the program on another: only the first one has a residual
+// of the dense pattern, for example.
 func TestChoiceOfOneRank(t *testing.T) {
 	for _, chosen := range []bool{false, true} {
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {

@@ -143,8 +143,8 @@ func (c counting) Synchronize(ctx context.Context) error {
 	return c.Runtime.Synchronize(ctx)
 }
 
-// What one communicator had no lists for, another one is asked for. Lists of a closed one are freed when the kernels
-// that write them are done.
+// Lists that one communicator did not have are requested from another. Lists of a closed one are freed when the
+// kernels that write them are done.
 func TestListsAfterRebind(t *testing.T) {
 	const n, ranks = 100, 2
 	var worlds [3][]comm.Communicator

@@ -170,8 +170,8 @@ func TestMomentumMisuse(t *testing.T) {
 	})
 }
 
-// TestDenseVelocity: velocities of F16 gradients outgrow the type in dense steps,
-// too. What results have no room for comes later, and nothing is skipped.
+// TestDenseVelocity: velocities of F16 gradients outgrow the type in dense steps, too. The part that results have no
+// room for comes later, and nothing is skipped.
 func TestDenseVelocity(t *testing.T) {
 	const n, steps, warmup, value, momentum, largest = 40, 60, 20, 8000, 0.9, 65504
 	for _, cfg := range []engine.Config{

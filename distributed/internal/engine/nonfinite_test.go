@@ -162,8 +162,8 @@ func TestSaturation(t *testing.T) {
 	}
 }
 
-// TestLargeResidual has a gradient pass of which the residual keeps so much that, with
-// its velocity, no later step can send it: they are skipped until it is scaled down.
+// TestLargeResidual makes a gradient pass whose remainder in the residual, with its velocity, no later step can send:
+// they are skipped until it is scaled down.
 func TestLargeResidual(t *testing.T) {
 	const n = 20
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

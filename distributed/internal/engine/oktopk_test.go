@@ -45,8 +45,8 @@ func TestCloseOfHostCopyFails(t *testing.T) {
 	})
 }
 
-// What fails when the result is in the gradient's place cannot be rolled back, and the error
-// does not say that it is: it stays.
+// A failure after the result has replaced the gradient cannot be rolled back, and its error does not say that it was:
+// it stays.
 func TestFailureBehindTheResult(t *testing.T) {
 	const n, steps = 24_000, 40
 	for _, call := range []string{"post", "copy if"} {
@@ -66,9 +66,8 @@ func TestFailureBehindTheResult(t *testing.T) {
 	}
 }
 
-// What the host reads in the step after: with it, and beside it, steps have the bits that
-// they have where the host waits for everything, whatever comes between them. Nothing gets
-// lost.
+// The host reads numbers in the step after: with and without it, steps have the bits of a host that waits for
+// everything, whatever comes between them. Nothing gets lost.
 func TestOktopkReadsLater(t *testing.T) {
 	n, steps := 16_000, 54 // two rebalances
 	if standin.Extended {
@@ -117,7 +116,7 @@ type act struct {
 	cluster  bool // gradients of a part of the tensor are larger
 	overflow int  // a rank that has one; -1: none
 	value    float32
-	fails    int // a call, on all ranks, if there are so many; 0: none does
+	fails    int // the failing call, on all ranks, if there are this many; 0: none
 	call     string
 	restores bool // goes on from what was saved
 	asks     bool // for the statistics
@@ -250,7 +249,7 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unw
 			if streams && a.fails > 0 {
 				fails.Call, fails.In = a.call, a.fails
 				err = errors.Join(runtime.CopyIn(tensor, g), x.AllReduce(ctx, tensor))
-				if made = fails.In > 0; made && a.call == "" { // there were no so many calls
+				if made = fails.In > 0; made && a.call == "" { // there were fewer calls
 					return fmt.Errorf("step %d did not fail: %w", step, err)
 				}
 				fails.In = 0

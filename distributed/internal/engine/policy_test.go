@@ -55,8 +55,8 @@ func eachChoice(t *testing.T, cfg engine.Config, n int, body func(ctx context.Co
 	}
 }
 
-// What a number that is not finite, on one rank, does to a step follows from the configuration, whatever was chosen: so
-// does what a failed step leaves.
+// The effect of a number that is not finite, on one rank, on a step follows from the configuration, whatever was
+// chosen; so does the state after a failed step.
 func TestAutoPolicies(t *testing.T) {
 	const n, bad = 4000, 77
 	values := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), -math.MaxFloat32, math.MaxFloat32 / 3}
@@ -200,8 +200,8 @@ func TestAutoPauses(t *testing.T) {
 	})
 }
 
-// A state of the dense pattern of a program has other semantics than that of Auto that has chosen it: neither goes on with
-// the other. One of a sparse pattern has the same.
+// A state of a program's dense pattern has other semantics than the state of Auto that has chosen it: neither
+// continues with the other. One of a sparse pattern has the same.
 func TestAutoRestoresAlike(t *testing.T) {
 	const n = 4000
 	for pattern, alike := range map[string]bool{sparsity.Dense: false, sparsity.TopkA: true} {

@@ -147,8 +147,8 @@ func (byMagnitude) Select(_ int, sum, indices, values *runtime.Tensor) error {
 	return errors.Join(wrong, failed, err)
 }
 
-// What a program selects has the bits of a pattern that selects the same: the residual, momentum, states
-// and rolled back steps are the library's.
+// A program's selection has the bits of a pattern that selects the same: the residual, momentum, states and rolled
+// back steps are the library's.
 func TestSelectorHasTheBitsOfItsPattern(t *testing.T) {
 	const ranks, n, steps = 3, 500, 6
 	for _, pattern := range []string{sparsity.TopkA, sparsity.TopkA2, sparsity.Gtopk} { // exact ones

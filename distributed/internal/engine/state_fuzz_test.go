@@ -125,9 +125,9 @@ func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 }
 
 // TestStateOfUndoneSteps makes random steps, of which some fail on all ranks at a random call and are repeated, some
-// are skipped because of non-finite gradients, and some go on with another Reducer from what was saved. A State says
-// nothing about steps that were rolled back, nor about when messages come: it is that of a run in which none fails, bit
-// for bit.
+// are skipped because of non-finite gradients, and some continue with another Reducer from what was saved. A State
+// says nothing about steps that were rolled back, nor about when messages come: it equals the state of a run in which
+// none fails, bit for bit.
 func TestStateOfUndoneSteps(t *testing.T) {
 	seeds := 4
 	if testing.Short() {

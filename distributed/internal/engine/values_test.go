@@ -99,7 +99,7 @@ func TestValuesBytes(t *testing.T) {
 		assert.LessOrEqual(t, sent, c.most, "%s %s", c.pattern, c.values)
 	}
 	for _, density := range []float64{0.002, 0.01, 0.1} {
-		for _, within := range []float64{1, 4 * density} { // so much of the tensor has entries
+		for _, within := range []float64{1, 4 * density} { // the part of the tensor that has entries
 			part := all
 			if within < 1 {
 				for i := range 4 {
@@ -117,7 +117,7 @@ func TestValuesBytes(t *testing.T) {
 	}
 }
 
-// A state is that of any codec, but for the dense pattern, which has a residual with one and none without.
+// A state holds for any codec, except for the dense pattern, which has a residual with one and none without.
 func TestValuesOfStates(t *testing.T) {
 	const n = 3000
 	for _, pattern := range []string{sparsity.TopkA, sparsity.Oktopk, sparsity.Gtopk, sparsity.Chunked, sparsity.Dense} {

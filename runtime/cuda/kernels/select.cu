@@ -14,7 +14,7 @@
 #include "elements.cuh"
 #include "shared.cuh"
 
-// What pick does with entries that reach the threshold.
+// The treatment of entries that reach the threshold by pick.
 enum {
   mode_none, // adds the gradient only
   mode_list, // lists them

@@ -26,7 +26,7 @@ type model struct {
 type modelBlock struct {
 	ptr     uintptr
 	size    int
-	mapping bool // has one of its own
+	mapping bool // the block has a separate mapping
 }
 
 // add allocates a block and sees that it lies in mapped memory, apart from all

@@ -82,7 +82,7 @@ const batch = 12
 // sample is what a step adds for one of its samples.
 func sample(step uint64, i int) float32 { return float32((step*batch + uint64(i)) % 7) }
 
-// trained is what a training of so many steps has.
+// trained returns the result of a training of this number of steps.
 func trained(steps uint64) (total float32) {
 	for step := range steps {
 		for i := range batch {
@@ -306,8 +306,8 @@ func checkResult(t *testing.T, launcher *process) {
 }
 
 // TestAnyMachine: three machines have a server of the store, with an etcd in it, a launcher and a member each. Any of
-// them is killed with all that it runs, the one where the launchers are connected and that of the first launcher
-// included. The others end the job with the right result.
+// them is killed with all its processes, including the one to which the launchers are connected and the first
+// launcher's. The others end the job with the right result.
 func TestAnyMachine(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("ranks die with their launcher on Linux alone")

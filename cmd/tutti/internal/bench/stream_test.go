@@ -285,7 +285,7 @@ func TestGraphsNeedAStream(t *testing.T) {
 	})
 }
 
-// What a backend does not reduce is said before buffers are made.
+// Reductions that a backend lacks are reported before buffers are made.
 func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
 	cfg := Config{Collective: named("allreduce"), Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick}
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {

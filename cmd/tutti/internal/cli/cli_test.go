@@ -477,7 +477,7 @@ func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	}
 }
 
-// Who asks for other values alone sees what they gain.
+// Users who ask for other values alone see what these gain.
 func TestValuesBesideF32(t *testing.T) {
 	common := []string{"bench", "sparse", "--json", "--ranks", "2", "--min", "1K", "--max", "1K", "--iters", "1", "--rounds", "1", "--warmup", "0", "--values", "i2"}
 	for want, args := range map[string][]string{"dense f32, dense i2, topkA f32, topkA i2, oktopk f32, oktopk i2": nil, "topkA i2": {"--pattern", "topkA"}} {
@@ -643,7 +643,7 @@ func TestMessageLeavesRanksOut(t *testing.T) {
 	assert.Equal(t, "ranks 1, 2 and 3 of 8\nand 1 more rank", message(errors.Join(errors.New("ranks 1, 2 and 3 of 8"), errors.New("ranks 4 and 5 of 8"))))
 }
 
-// Behind a delay a rank keeps half of its own weights unless --outer-mix says otherwise; 0 is a share, too.
+// With a delay a rank keeps half of its weights unless --outer-mix says otherwise; 0 is a share, too.
 func TestOuterMix(t *testing.T) {
 	hash := func(flags ...string) any {
 		args := []string{"train", "--ranks", "2", "--hidden", "8", "--epochs", "1", "--pattern", "dense", "--outer", "8", "--outer-fragments", "2",

@@ -52,7 +52,7 @@ func TestPlot(t *testing.T) {
 	assert.Greater(t, image.Bounds().Dx(), 900, "sharp on screens with two dots for a pixel of 600")
 }
 
-// What a launcher has written before the lines of a rank is no part of them.
+// Lines that a launcher has written before the lines of a rank do not belong to these.
 func TestPlotOfALauncher(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const lines = `[ 0] {"name": "a", "step": 1, "loss": 2}

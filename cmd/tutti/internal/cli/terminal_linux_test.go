@@ -20,8 +20,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// onTerminal gives f a terminal of so many columns and returns what it wrote
-// there.
+// onTerminal gives f a terminal of this width and returns what it wrote there.
 func onTerminal(t *testing.T, columns int, f func(out *os.File)) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

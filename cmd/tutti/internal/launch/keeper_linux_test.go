@@ -115,7 +115,8 @@ func TestWrappedProcessesAreKilled(t *testing.T) {
 	}
 }
 
-// What a rank has started is gone before the next round, and at the end, whether the rank failed, was killed or succeeded.
+// Processes that a rank has started are gone before the next round, and at the end, whether the rank failed, was
+// killed or succeeded.
 func TestNothingOfARankIsLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  string

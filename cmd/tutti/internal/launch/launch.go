@@ -351,7 +351,7 @@ func (a *agent) elastic(ctx context.Context) error {
 	if a.first && a.Listen != "" && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
 	}
-	if err := a.exchangeSignals(ctx, a.kv); undone(err) {
+	if err := a.exchangeSignals(ctx, a.kv); unexecuted(err) {
 		_ = a.kv.Close() // follow replaces a session that is lost
 	} else if err != nil && a.kv.Err() == nil {
 		return fmt.Errorf("launch: %w", err)

@@ -36,7 +36,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// What the test binary is as a rank, or as the launcher of a machine.
+// Roles of the test binary: a rank, or the launcher of a machine.
 const (
 	rankVariable    = "TUTTI_TEST_RANK"
 	machineVariable = "TUTTI_TEST_MACHINE"
@@ -507,7 +507,8 @@ func TestARankThatFails(t *testing.T) {
 	}
 }
 
-// What a process that knows the secret says of the end of the job is shown, not obeyed by the terminal, and no success.
+// A message about the end of the job, from a process that knows the secret, is shown, not obeyed by the terminal, and
+// is no success.
 func TestAForgedEnd(t *testing.T) {
 	end := ended(t, begin(t, t.Context(), "forges", one).wait(t))
 	assert.Equal(t, End{Text: `\x1b]0;owned\a\x1b[2J\ntutti: all is well`, Code: 1}, *end)
@@ -560,7 +561,7 @@ func TestElasticShrinks(t *testing.T) {
 	require.NoError(t, s.wait(t), "%s", &s.err)
 }
 
-// The exit code of an elastic job's first machine is that of the job, not of its own ranks.
+// The exit code of an elastic job's first machine is the job's, not its ranks'.
 func TestElasticSucceedsElsewhere(t *testing.T) {
 	first, second := pair(t)
 	mark := filepath.Join(t.TempDir(), "mark")
@@ -782,7 +783,7 @@ func TestElasticFlightRecords(t *testing.T) {
 	here, there := t.TempDir(), t.TempDir()
 	t.Setenv(env.Record, "100")
 	records := func(c *Config, dir string) {
-		c.Job = "recorded" // each machine has a command of its own
+		c.Job = "recorded" // each machine has another command
 		c.Records = dir
 		c.Command = []string{"env", env.RecordDir + "=" + dir, os.Args[0]}
 	}
@@ -1068,7 +1069,7 @@ func TestWaitsSpeak(t *testing.T) {
 	first, second := pair(t)
 	a := begin(t, t.Context(), "unused", func(c *Config) {
 		first(c)
-		c.Job = "waits" // each machine has a command of its own
+		c.Job = "waits" // each machine has another command
 		c.Machines = 3
 		c.Ranks = 1
 		c.Command = []string{"sh", "-c", "exit 0"}

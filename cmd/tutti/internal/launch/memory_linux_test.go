@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 )
 
-// TestMemoryKills: the count is that of the rank's control group, of either version, and else the machine's.
+// TestMemoryKills: the count comes from the rank's control group, of either version, or else from the machine.
 func TestMemoryKills(t *testing.T) {
 	const vmstat = "pgfault 10\noom_kill 9\nother 3\n"
 	for name, c := range map[string]struct {
@@ -44,7 +44,8 @@ func TestMemoryKills(t *testing.T) {
 	assert.Zero(t, memoryKillsIn(t.TempDir()), "of a system without these files")
 }
 
-// limitMemory makes a control group of so much memory, without swap, and returns its folder. Tests that may not are skipped.
+// limitMemory makes a control group with this memory limit, without swap, and returns its folder. Tests that may not
+// are skipped.
 func limitMemory(t *testing.T, bytes int) string {
 	t.Helper()
 	for parent, limits := range map[string][]string{

@@ -132,7 +132,7 @@ func (a *agent) post(kv *store.Client) {
 		switch {
 		case kv.Err() != nil && err != nil:
 			return
-		case undone(err):
+		case unexecuted(err):
 			select {
 			case <-time.After(storeRetry):
 			case <-kv.Done():

@@ -322,7 +322,7 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 			return err
 		}
 		lost := a.kv.Err() != nil
-		retry := lost || undone(err)
+		retry := lost || unexecuted(err)
 		err = errors.Join(err, a.kv.Close())
 		if !retry || !a.Served || a.Min == 0 || ctx.Err() != nil {
 			return err
@@ -338,9 +338,9 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 	}
 }
 
-// undone reports whether the store has not done a request, and may do it later: etcd refuses some while it elects a
-// leader. What it refuses for good is another error.
-func undone(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
+// unexecuted reports whether the store has not run a request, and may do so later: etcd refuses some while it elects a
+// leader. A permanent refusal is another error.
+func unexecuted(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
 
 // join begins a session of the store, in which this machine is one of the job's. The session is nil if nobody answers.
 func (a *agent) join(ctx context.Context, conf *tls.Config) error {

@@ -61,7 +61,7 @@ func TestGradientIsTheDerivativeOfTheLoss(t *testing.T) {
 	testGradient(t, text, Config{Hidden: hidden, Text: "fox"}.shape(), 37, seed)
 }
 
-// testGradient compares every so many elements of a gradient.
+// testGradient compares every n-th element of a gradient.
 func testGradient(t *testing.T, set examples, s shape, every int, seed uint64) {
 	images := []int{4, 0, 17, 99, 4}
 	m := newModel(s, len(images))

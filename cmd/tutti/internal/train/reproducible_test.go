@@ -73,7 +73,7 @@ func undisturbed(t *testing.T) (hashes []uint64) {
 	return hashes
 }
 
-// continued trains from a state up to a step, and returns the state there. Each rank compares each step with that of an
+// continued trains from a state up to a step, and returns the state there. Each rank compares each step with an
 // undisturbed training.
 func continued(t *testing.T, ranks int, before []byte, until int, want []uint64) (saved []byte) {
 	local, err := backend.Find("local")

@@ -187,8 +187,8 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 	}
 }
 
-// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve is that of dense
-// training.
+// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve equals dense
+// training's.
 func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
 	cfg := short("dense")
 	cfg.Batch = 48
@@ -374,7 +374,7 @@ func TestDivergenceIsAnError(t *testing.T) {
 	}
 }
 
-// What a machine does not have is said before it is asked for.
+// Missing memory is reported before it is requested.
 func TestMemoryIsCheckedBeforeTraining(t *testing.T) {
 	cfg := Default(sparse.Dense)
 	cfg.Backend, cfg.Hidden = "local", maxHidden
