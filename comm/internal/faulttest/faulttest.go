@@ -1,6 +1,5 @@
-// Package faulttest is the fault matrix: what goes wrong, by backend, with the
-// errors that are promised and whether they come at once or at a deadline. The
-// table (table.go) is data: [Run] lets a backend's ranks go through its column, and
+// Package faulttest is the fault matrix: faults by backend, with the promised errors and whether they come at once or
+// at a deadline. The table (table.go) is data: [Run] makes a backend's ranks run through its column, and
 // docs/faults.md has the same table as text.
 //
 //	func TestFaults(t *testing.T) {
@@ -27,15 +26,14 @@ import (
 type Rank struct {
 	Comm    comm.Communicator // of the world, which no fault aborts
 	Runtime runtime.Runtime
-	// Two buffers of BufferBytes that nobody else uses. They may be written to after
-	// a fault.
+	// Two buffers of BufferBytes that nobody else uses. A fault may leave data in them.
 	Send, Recv uintptr
 }
 
 // BufferBytes is the size of a rank's buffers.
 const BufferBytes = 64 << 10
 
-// NewRank allocates a rank's buffers. They are the runtime's to free.
+// NewRank allocates a rank's buffers in the runtime.
 func NewRank(c comm.Communicator, rt runtime.Runtime) (Rank, error) {
 	send, err := rt.Allocate(BufferBytes)
 	if err != nil {
@@ -45,31 +43,28 @@ func NewRank(c comm.Communicator, rt runtime.Runtime) (Rank, error) {
 	return Rank{c, rt, send, recv}, errors.Join(err, rt.CopyIn(send, make([]byte, BufferBytes)))
 }
 
-// Free gives them back.
+// Free frees the buffers.
 func (r Rank) Free() error {
 	return errors.Join(r.Runtime.Deallocate(r.Send), r.Runtime.Deallocate(r.Recv))
 }
 
-// Backend is what a column needs to run.
+// Backend is the information that a column needs to run.
 type Backend struct {
-	// Each calls body on every rank of a world of 3, or as many as there are, and
-	// joins the errors.
+	// Each calls body on every rank of a world of 3, or of as many as there are, and joins the errors.
 	Each func(ctx context.Context, body func(context.Context, Rank) error) error
-	// Keeps is how many bytes the library behind the backend is known to keep of an
-	// operation ([Soak]).
+	// Keeps is the number of bytes that the library behind the backend is known to keep for each operation ([Soak]).
 	Keeps int
-	// Elsewhere has the tests of the faults that this package cannot cause, by name:
-	// those cells of the column that say so.
+	// Elsewhere has the tests, by name, of the faults that this package cannot cause: the cells of the column that say
+	// so.
 	Elsewhere map[string]func(*testing.T)
-	// Bubble has each fault in a bubble of [synctest], where deadlines take no time. Ranks are
-	// goroutines, and nothing that they share was made outside.
+	// Bubble runs each fault in a bubble of [synctest], where deadlines take no time. Ranks are goroutines, and share
+	// nothing that was made outside.
 	Bubble bool
-	// Also is what ranks may get as well, by name of the fault. The text of the error is not
-	// checked then.
+	// Also has other errors that ranks may get, by name of the fault. The text of the error is not checked then.
 	Also map[string]error
 }
 
-// Run lets a backend's ranks go through its column of the table.
+// Run makes a backend's ranks run through its column of the table.
 func Run(t *testing.T, column string, b Backend) {
 	t.Helper()
 	CheckElsewhere(t, column, b.Elsewhere)
@@ -98,7 +93,7 @@ func Run(t *testing.T, column string, b Backend) {
 	}
 }
 
-// CheckElsewhere checks that the tests are those that the table names.
+// CheckElsewhere checks that the tests are those named by the table.
 func CheckElsewhere(t *testing.T, column string, tests map[string]func(*testing.T)) {
 	t.Helper()
 	if !slices.Contains(Columns, column) {
@@ -114,19 +109,19 @@ func CheckElsewhere(t *testing.T, column string, tests map[string]func(*testing.
 }
 
 const (
-	// patience is how long a world may take for one fault. An error that is promised
-	// at once comes before half of it, and what hangs does not.
+	// patience is the time that a world may take for one fault. An error that is promised at once comes within half of
+	// it, and a hang does not.
 	patience = 60 * time.Second
-	// deadline is how long a rank waits that is to wait in vain.
+	// deadline is the deadline of waits that must fail.
 	deadline = 250 * time.Millisecond
 )
 
-// Cell is what a backend promises.
+// Cell is the promise of a backend.
 type Cell struct {
 	Others, Self Outcome // for the ranks that did nothing wrong, and for the one that did
 	Elsewhere    bool    // a test of the backend shows it
 	Note         string
-	says         string // what ErrPeerFailed of the others contains, or their only error
+	says         string // part of the others' ErrPeerFailed, or their only error
 }
 
 // Outcome is one of several errors; nil is success.
@@ -144,10 +139,9 @@ func (o Outcome) allows(err error) bool {
 // Fault is a row of the table.
 type Fault struct {
 	Name, What string
-	// says has what the error has to contain where ranks disagree.
+	// says is the text that the error must contain if ranks disagree.
 	says []string
-	// play does the rank's part and returns the error that it gets. The last rank is
-	// odd: it does what the fault is about.
+	// play does the rank's part and returns the error that it gets. The last rank is odd: it causes the fault.
 	play  func(p *player) error
 	Cells map[string]Cell // by column
 }
@@ -155,15 +149,15 @@ type Fault struct {
 // player is a rank in a fault.
 type player struct {
 	Rank
-	c    comm.Communicator // to be aborted, a sub-communicator of the world
+	c    comm.Communicator // a sub-communicator of the world, which may be aborted
 	ctx  context.Context   // ends with patience
-	wait time.Duration     // how long waits take that are in vain
+	wait time.Duration     // duration of waits that must fail
 	odd  bool
 	last int // rank of the odd one
 }
 
-// Play does one rank's part of a fault, on a sub-communicator of the world, and
-// returns in what it differs from what the column promises, or from also.
+// Play does one rank's part of a fault, on a sub-communicator of the world, and returns the difference from the
+// column's promise, or from also.
 func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (err error) {
 	c, err := r.Comm.Split(ctx, 0, r.Comm.Rank())
 	if err != nil {
@@ -191,12 +185,12 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 	if also != nil {
 		want.Errors = append(slices.Clip(want.Errors), also)
 	}
-	// A rank that is to notice at once has no deadline.
+	// A rank that must notice at once has no deadline.
 	p.wait = patience / 2
 	if want.Late {
 		p.wait = deadline
 	}
-	// A fault must not end the set-up of a rank that is slower.
+	// A fault must not end the setup of a slower rank.
 	if err := r.Comm.Barrier(ctx); err != nil {
 		return err
 	}
@@ -223,10 +217,10 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 		}
 	}
 	err = errors.Join(err, r.Comm.Barrier(ctx))
-	if closed := c.Close(); got != nil || !want.allows(closed) { // which says what no call had noticed
+	if closed := c.Close(); got != nil || !want.allows(closed) { // Close reports what no call had noticed
 		err = errors.Join(err, closed)
 	}
-	if cell.Others.broken() { // which is no matter for the world
+	if cell.Others.broken() { // the world is not affected
 		err = errors.Join(err, r.Comm.Barrier(ctx))
 	}
 	return err

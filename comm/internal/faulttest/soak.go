@@ -17,17 +17,17 @@ import (
 	"github.com/tutti-go/tutti/internal/race"
 )
 
-// SoakVariable says how many operations [Soak] and [SoakTrees] do, such as 1000000; without it,
-// the tests are skipped.
+// SoakVariable is the number of operations of [Soak] and [SoakTrees], such as 1000000; without it, the tests are
+// skipped.
 const SoakVariable = "TUTTI_SOAK"
 
-// usage is what a process holds.
+// usage is the resources of a process.
 type usage struct {
 	resident, heap          int64 // bytes
 	goroutines, descriptors int
 }
 
-// use looks at this process. Figures that a system does not provide are 0.
+// use measures this process. Figures that a system does not provide are 0.
 func use() usage {
 	for range 2 {
 		goruntime.GC()
@@ -45,26 +45,25 @@ func use() usage {
 	return u
 }
 
-// lifetime is how many operations [Soak] does on a communicator at most.
+// lifetime is the maximum number of operations of [Soak] on one communicator.
 const lifetime = 10_000
 
-// Soak does as many operations as the environment asks for on every rank, some of
-// all kinds, on communicators that come and go, one for each 10,000 operations but at
-// least ten, and looks whether memory,
-// goroutines and descriptors of this process stay as they are after a tenth of it.
+// Soak makes the number of operations that the environment asks for on every rank, some of all kinds, on communicators
+// that come and go, one for each 10,000 operations but at least ten. It checks that memory, goroutines and descriptors
+// of this process do not grow after a tenth of them.
 func Soak(t *testing.T, b Backend) {
 	t.Helper()
 	soak(t, b, 8, Rank.soak)
 }
 
-// SoakTrees plays trees of sub-communicators with as many operations as the environment asks for, of all communicators
-// together, and compares every byte. It looks at what [Soak] looks at. An error names the seed of its tree.
+// SoakTrees plays trees of sub-communicators with the number of operations that the environment asks for, of all
+// communicators together, and compares every byte. It checks what [Soak] checks. An error names the seed of its tree.
 func SoakTrees(t *testing.T, b Backend) {
 	t.Helper()
 	soak(t, b, 1000, Rank.soakTrees)
 }
 
-// soak does operations in rounds of at least the least.
+// soak makes operations in rounds, at least minRounds.
 func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.Context, n, round int) error) {
 	t.Helper()
 	total, err := strconv.Atoi(os.Getenv(SoakVariable))
@@ -88,7 +87,7 @@ func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.
 	// Resources of the last communicators may be freed after their Close.
 	for late := time.Now().Add(backgroundTime); ; time.Sleep(time.Millisecond) {
 		after := use()
-		// The race detector keeps what it knows of memory for good.
+		// The race detector keeps its data about memory permanently.
 		resident := race.Enabled || after.resident <= before.resident+slack+kept
 		flat := resident && after.heap <= before.heap+slack &&
 			after.goroutines <= before.goroutines+4 && after.descriptors <= before.descriptors+4
@@ -121,10 +120,10 @@ func (r Rank) soakTrees(ctx context.Context, n, round int) error {
 	return nil
 }
 
-// backgroundTime bounds how long a backend may go on freeing resources.
+// backgroundTime bounds how long a backend may continue to free resources.
 const backgroundTime = 10 * time.Second
 
-// soak does a number of operations, some of them on a communicator before the next one.
+// soak makes a number of operations, several on each communicator.
 func (r Rank) soak(ctx context.Context, n, round int) error {
 	for done := 0; done < n; done += round {
 		c, err := r.Comm.Split(ctx, 0, -r.Comm.Rank())

@@ -25,7 +25,7 @@ const Checked = "any, within `Checked`"
 func atOnce(errs ...error) Outcome { return Outcome{Errors: errs} }
 func late(errs ...error) Outcome   { return Outcome{Errors: errs, Late: true} }
 
-// everywhere is a cell in which all ranks get the same.
+// everywhere is a cell in which all ranks get the same outcome.
 func everywhere(o Outcome) Cell { return Cell{Others: o, Self: o} }
 
 func (c Cell) noting(note string) Cell {
@@ -33,7 +33,7 @@ func (c Cell) noting(note string) Cell {
 	return c
 }
 
-// shown is a cell that a test of the backend shows.
+// shown is a cell that a test of the backend covers.
 func shown(note string, o Outcome) Cell {
 	return Cell{Others: o, Elsewhere: true, Note: note}
 }
@@ -41,14 +41,13 @@ func shown(note string, o Outcome) Cell {
 var (
 	ok       = atOnce(nil)
 	mismatch = everywhere(atOnce(comm.ErrMismatch))
-	// unnoticed is what a GPU does with calls that do not fit.
+	// unnoticed is the outcome of calls on a GPU that do not match.
 	unnoticed = everywhere(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
 	inVain    = late(comm.ErrTimeout, comm.ErrPeerFailed)
 	silent    = late(comm.ErrPeerFailed)
 )
 
-// init gives tcp the cells of mpi, whose schedules it has, in rows where it has none
-// and mpi's are shown here.
+// init gives tcp the cells of mpi, whose schedules it uses, in rows without tcp in which mpi's are shown here.
 func init() {
 	for _, f := range Table {
 		if _, listed := f.Cells["tcp"]; !listed && f.play != nil {
@@ -59,7 +58,7 @@ func init() {
 	}
 }
 
-// rendezvous has the same cell for tcp, whose ranks find each other in the same way.
+// rendezvous has the same cell for tcp, whose ranks meet in the same way.
 func rendezvous(c Cell) map[string]Cell {
 	return map[string]Cell{"rendezvous": c, "tcp": c}
 }
@@ -71,7 +70,7 @@ func gpu(cells map[string]Cell, c Cell) map[string]Cell {
 	return cells
 }
 
-// disagree is a fault in which the last rank calls something else than the others.
+// disagree is a fault in which the last rank makes another call than the others.
 func disagree(name, description string, normal, last func(r Rank) comm.Call, says ...string) Fault {
 	return Fault{
 		Name: name,
@@ -236,7 +235,7 @@ var Table = []Fault{
 			}
 			ctx, cancel := context.WithCancelCause(p.ctx)
 			cancel(errCause)
-			err := p.c.Recv(p.Recv, 4, dtype.F32, 0, 9) // which sends nothing
+			err := p.c.Recv(p.Recv, 4, dtype.F32, 0, 9) // rank 0 sends nothing
 			if err == nil {
 				err = p.c.Sync(ctx)
 			}
@@ -510,7 +509,7 @@ var (
 	errAside = errors.New("has no part in the fault")
 )
 
-// leavesBut are the cells of a rank that leaves: host backends tell the others.
+// leavesBut returns the cells of a rank that leaves: host backends tell the others.
 func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 	return gpu(
 		map[string]Cell{
@@ -523,14 +522,14 @@ func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 	)
 }
 
-// aborts are the aborts of one that aborts, which NCCL's ranks tell as well.
+// aborts returns the cells of a rank that aborts, which NCCL's ranks tell as well.
 func aborts(told, waited Cell, self Outcome) map[string]Cell {
 	cells := leavesBut(told, waited, self)
 	cells["nccl"] = told
 	return cells
 }
 
-// messageCells are those of a message that is not what is received.
+// messageCells returns the cells of a message that differs from its receive.
 func messageCells() map[string]Cell {
 	return gpu(
 		map[string]Cell{
@@ -560,8 +559,8 @@ func broadcast(root int) func(Rank) comm.Call {
 	}
 }
 
-// do makes calls and waits for them. A rank that could be done before the others'
-// disagreement was known learns of it from the barrier.
+// do makes calls and waits for them. A rank that completes before the others' disagreement is known learns of it from
+// the barrier.
 func (p *player) do(calls ...comm.Call) error {
 	ctx, cancel := context.WithTimeout(p.ctx, p.wait)
 	defer cancel()
@@ -579,7 +578,7 @@ func (p *player) do(calls ...comm.Call) error {
 	return p.c.Barrier(ctx)
 }
 
-// message has the odd rank send to rank 0, which receives 5 f32 with tag 7.
+// message makes the odd rank send to rank 0, which receives 5 f32 with tag 7.
 func message(n int, dt dtype.DType, tag uint32) func(p *player) error {
 	return func(p *player) error {
 		send := comm.SendCall(p.Send, n, dt, 0, tag)
@@ -596,7 +595,7 @@ func message(n int, dt dtype.DType, tag uint32) func(p *player) error {
 	}
 }
 
-// gives lets the odd rank leave while the others wait for it.
+// gives makes the odd rank leave while the others wait for it.
 func gives(leave func(p *player) error) func(p *player) error {
 	return func(p *player) error {
 		if p.odd {
@@ -648,7 +647,7 @@ func (p *player) twoGoroutines(comms []comm.Communicator) error {
 	return errors.Join(errs...)
 }
 
-// notANumber sums what has a NaN and infinities in places.
+// notANumber sums values with a NaN and infinities in places.
 func notANumber(p *player) error {
 	values := []float32{1, 1, 1, 1}
 	if p.odd {

@@ -14,22 +14,22 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// CaptureMode is a CUstreamCaptureMode: which threads may make calls that could disturb a capture.
+// CaptureMode is a CUstreamCaptureMode: the threads that may make calls which could disturb a capture.
 type CaptureMode uintptr
 
 // The modes.
 const (
-	CaptureGlobal      CaptureMode = iota // none: what PyTorch's torch.cuda.graph has
+	CaptureGlobal      CaptureMode = iota // none: PyTorch's torch.cuda.graph
 	CaptureThreadLocal                    // streams other than the capturing one
 	CaptureRelaxed                        // all
 )
 
-// String returns the name that the driver's documentation has for the mode.
+// String returns the driver documentation's name of the mode.
 func (m CaptureMode) String() string {
 	return [...]string{"global", "thread local", "relaxed"}[m]
 }
 
-// framework makes the driver's calls itself, as a framework does that this module knows nothing of.
+// framework makes the driver's calls itself, like a framework unknown to this module.
 type framework struct {
 	Begin       dl.Func `sym:"cuStreamBeginCapture_v2"`
 	End         dl.Func `sym:"cuStreamEndCapture"`
@@ -56,7 +56,7 @@ func status(f dl.Func, args ...uintptr) error {
 	return nil
 }
 
-// capture returns the graph of what submit gives to a stream, and to those that are ordered with it.
+// capture returns the graph of the work that submit gives to a stream, and to streams that are ordered with it.
 func (f *framework) capture(
 	rt *cuda.Runtime, stream uintptr, mode CaptureMode, submit func() error,
 ) (exec uintptr, err error) {
@@ -83,7 +83,7 @@ type captured struct {
 // capturedLen is the number of elements.
 const capturedLen = 1000
 
-// set fills what is sent, and clears what is received.
+// set fills the send buffer, and clears the receive buffer.
 func (b captured) set(ctx context.Context, value float64) error {
 	return errors.Join(
 		b.rt.Fill(b.send, capturedLen, dtype.F32, value),
@@ -92,7 +92,7 @@ func (b captured) set(ctx context.Context, value float64) error {
 	)
 }
 
-// check compares what was received.
+// check compares the receive buffer.
 func (b captured) check(want float32) error {
 	got := make([]float32, capturedLen)
 	if err := b.rt.CopyOut(hostmem.Bytes(got), b.recv); err != nil {
@@ -106,9 +106,9 @@ func (b captured) check(want float32) error {
 	return nil
 }
 
-// ForeignCapture has a framework capture an allreduce, and launch the graph: the results are those of what
-// the buffers have at each launch. The framework captures the communicator's stream, or a separate one that is
-// ordered with it.
+// ForeignCapture makes a framework capture an allreduce, and launch the graph: each launch reduces the current
+// contents of the buffers. The framework captures the communicator's stream, or a separate one that is ordered with
+// it.
 func ForeignCapture(
 	ctx context.Context, c comm.Communicator, rt *cuda.Runtime, mode CaptureMode, separate bool,
 ) (err error) {
@@ -162,8 +162,8 @@ func ForeignCapture(
 	return c.Barrier(ctx)
 }
 
-// ForeignWait waits for a communicator whose stream a framework captures, and returns what the wait and the end
-// of the capture say.
+// ForeignWait waits for a communicator whose stream a framework captures, and returns the errors of the wait and of
+// the end of the capture.
 func ForeignWait(rt *cuda.Runtime, stream uintptr, wait func() error) (waited, captured error) {
 	f, err := openFramework()
 	if err != nil {

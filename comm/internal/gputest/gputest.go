@@ -1,6 +1,5 @@
-// Package gputest is what the tests of backends for GPUs share: GPUs of this
-// process, a process per GPU, processes of which one dies, and libraries that stand
-// in for the driver and NCCL.
+// Package gputest has common parts of the tests of backends for GPUs: GPUs of this process, one process per GPU,
+// processes of which one dies, and libraries that stand in for the driver and NCCL.
 package gputest
 
 import (
@@ -32,7 +31,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Job is what a launcher says of this process.
+// Job is the launcher's description of this process.
 func Job(t testing.TB) rendezvous.Job {
 	t.Helper()
 	j, err := rendezvous.FromEnv(os.Getenv)
@@ -40,7 +39,7 @@ func Job(t testing.TB) rendezvous.Job {
 	return j
 }
 
-// Open opens every GPU, or skips the test where NCCL or GPUs are missing.
+// Open opens every GPU. It skips the test without NCCL or GPUs.
 func Open(t testing.TB) []*cuda.Runtime {
 	t.Helper()
 	if Job(t).WorldSize > 1 {
@@ -64,8 +63,8 @@ func Open(t testing.TB) []*cuda.Runtime {
 	return runtimes
 }
 
-// Own opens the GPU of this process of a job. A launcher may show each process its
-// own alone, as Slurm does with --gpus-per-task=1.
+// Own opens the GPU of this process of a job. A launcher may show each process only its own, as Slurm does with
+// --gpus-per-task=1.
 func Own(t testing.TB) *cuda.Runtime {
 	t.Helper()
 	gpus, err := cuda.Count()
@@ -124,9 +123,9 @@ func Goroutines[C comm.Communicator](
 	return b
 }
 
-// Ranks are those of this process: one of the job that a launcher started, which connect
-// makes, or those of its GPUs, which inProcess makes: fewer than minRanks skip the test, and
-// no more than maxRanks are used. They are closed when the test ends.
+// Ranks returns the ranks of this process: one of a launcher's job, made by connect, or those of its GPUs, made by
+// inProcess. It skips the test with fewer than minRanks, and uses at most maxRanks. They are closed when the test
+// ends.
 func Ranks[C comm.Communicator](
 	t *testing.T,
 	minRanks, maxRanks int,
@@ -162,7 +161,7 @@ func Ranks[C comm.Communicator](
 	return comms, gpus
 }
 
-// Faults are ranks for the tests of faults.
+// Faults returns ranks for the tests of faults.
 func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) faulttest.Backend {
 	t.Helper()
 	ranks := make([]faulttest.Rank, len(comms))
@@ -171,7 +170,7 @@ func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) 
 		ranks[i], err = faulttest.NewRank(c, gpus[i])
 		require.NoError(t, err)
 	}
-	t.Cleanup(func() { // Close ends what may still be written
+	t.Cleanup(func() { // Close ends writes that may be in flight
 		assert.NoError(t, Each(len(ranks), func(r int) error {
 			return errors.Join(comms[r].Close(), ranks[r].Free())
 		}))
@@ -210,16 +209,15 @@ func Processes[C comm.Communicator](
 	assert.NoError(t, rt.Close())
 }
 
-// VictimVariable tells the processes of a job of which one dies that they are one,
-// and in which way it does.
+// VictimVariable tells the processes of a job that one of them dies, and how.
 const VictimVariable = "TUTTI_TEST_VICTIM"
 
 // meetingVariable names the directory in which the processes of such a job meet.
 const meetingVariable = "TUTTI_TEST_MEETING"
 
-// Meet returns when every process of a job of which one dies has called it. They meet by files: a
-// rank whose part of a barrier is done may be lost before its peers have theirs, which is another
-// case than a rank that is lost behind the barrier.
+// Meet returns when every process of a job of which one dies has called it. They meet by files: a rank whose part of a
+// barrier is complete may be lost before its peers complete theirs, which differs from a rank that is lost after the
+// barrier.
 func Meet(t testing.TB) {
 	t.Helper()
 	j := Job(t)
@@ -233,7 +231,7 @@ func Meet(t testing.TB) {
 	}))
 }
 
-// Ways of the last process of a job to be lost. Any other way kills it, or the first one.
+// Ways in which the last process of a job is lost. Any other way kills it, or the first one.
 const (
 	Exits = "exits"
 	Stops = "stops"
@@ -263,12 +261,11 @@ func BeLost(t testing.TB, way string) {
 	default:
 		require.NoError(t, self.Kill())
 	}
-	select {} // until the signal is there
+	select {} // until the signal arrives
 }
 
-// LoseARank has TestAKilledRank run in up to maxRanks processes of a job, a GPU each, of
-// which one is lost in each of the ways. Where there is one GPU, all
-// share it, each as if on its own host.
+// LoseARank runs TestAKilledRank in up to maxRanks processes of a job, one for each GPU, and loses one of them in each
+// of the ways. If there is one GPU, all share it, each as if on its own host.
 func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 	if Job(t).WorldSize > 1 {
 		t.Skip("starts processes itself")
@@ -337,18 +334,16 @@ func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	}
 }
 
-// The variables that name the libraries, and the one that marks the process of
-// OnStandIns.
+// The variables that name the libraries, and the one that marks the process of OnStandIns.
 const (
 	StandInVariable = "TUTTI_TEST_STAND_IN"
 	LibraryVariable = "TUTTI_NCCL_LIB"
 	DriverVariable  = "TUTTI_CUDA_LIB"
 )
 
-// OnStandIns runs tests of this package without a GPU, on stand-ins for NCCL, with
-// one rank, and for the driver, which runs no kernels. The libraries are opened once
-// a process, so the test binary runs again, with more of an environment. It returns
-// what that printed.
+// OnStandIns runs tests of this package without a GPU, on stand-ins for NCCL, with one rank, and for the driver, which
+// runs no kernels. The libraries are opened once per process, so the test binary runs again, with additional
+// variables. It returns its output.
 func OnStandIns(t *testing.T, run, skip string, env ...string) string {
 	t.Helper()
 	if os.Getenv(StandInVariable) != "" {

@@ -1,4 +1,4 @@
-// Package hosttest has what tests of decorators on the host share.
+// Package hosttest has common parts of the tests of decorators on the host.
 package hosttest
 
 import (
@@ -31,8 +31,8 @@ func Allocate(t testing.TB, rt *cpu.Runtime, bytes int) uintptr {
 // World runs body on the ranks of a world in this process, as local.Run does.
 type World func(ctx context.Context, ranks int, body func(ctx context.Context, c comm.Communicator) error) error
 
-// Decorated is the Run of a conformance backend: ranks of a world inside a decorator,
-// which a rank closes when it is done.
+// Decorated is the Run of a conformance backend: ranks of a world inside a decorator, which a rank closes when it is
+// done.
 func Decorated(
 	world World,
 	rt *cpu.Runtime,

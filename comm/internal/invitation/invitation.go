@@ -1,5 +1,5 @@
-// Package invitation brings processes together that have another way to tell each other where a store is, such as the
-// processes that share a communicator already.
+// Package invitation connects processes to a store if they have another way to exchange its address, such as a
+// communicator that they share already.
 package invitation
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
-// Invitation tells processes that have another way to be told where a store is. It contains the secret, so no one
+// Invitation describes a store for processes that can receive it in another way. It contains the secret, so no one
 // else may see it.
 type Invitation struct {
 	Addresses []string `json:"addresses"`

@@ -1,9 +1,9 @@
-// Package link says how the GPUs of ranks reach each other's memory. Backends of GPUs choose by it, in tables.
+// Package link classifies the links between the GPUs of ranks. Backends of GPUs choose by it, in tables.
 package link
 
 import "github.com/tutti-go/tutti/runtime/cuda"
 
-// Kind is how one GPU reaches the memory of another one, the slowest first.
+// Kind is the kind of link from one GPU to the memory of another, the slowest first.
 type Kind uint8
 
 // The kinds of links.
@@ -27,8 +27,8 @@ func (k Kind) String() string {
 	return "an unknown link"
 }
 
-// Slowest returns the slowest link from a GPU to those of ranks, which are given by what name makes of a PCI bus.
-// Ranks may see different links, so they agree on the minimum.
+// Slowest returns the slowest link from a GPU to the GPUs of ranks, which are given by name's values for their PCI
+// buses. Ranks may see different links, so they agree on the minimum.
 func Slowest[K comparable](gpu cuda.DeviceInfo, ranks []K, name func(bus string) K) Kind {
 	visible, err := cuda.Devices()
 	if err != nil {
@@ -50,7 +50,7 @@ func slowest[K comparable](gpu cuda.DeviceInfo, visible []cuda.DeviceInfo, ranks
 	return kind
 }
 
-// between returns the link from a GPU to the one of an index.
+// between returns the link from a GPU to the one with an index.
 func between(gpu cuda.DeviceInfo, peer int) Kind {
 	switch {
 	case peer >= len(gpu.Peers) || peer >= len(gpu.PeerAtomics):

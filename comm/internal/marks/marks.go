@@ -1,5 +1,4 @@
-// Package marks is how backends of GPUs know how far calls have come before anybody
-// waits for them ([backend.Progresser]).
+// Package marks tells backends of GPUs which calls are complete before anybody waits for them ([backend.Progresser]).
 package marks
 
 import (
@@ -11,35 +10,35 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Marks are how far a stream says that it has come. As soon as somebody has asked, it
-// writes behind every eighth call or so how many there were into memory of the host.
+// Marks records the progress of a stream. Once somebody has asked for it, the stream writes the number of calls so far
+// to host memory after about every eighth call.
 type Marks struct {
-	asked   atomic.Bool               // somebody wants marks; never false again
+	asked   atomic.Bool               // somebody wants marks; never reset
 	pending atomic.Int64              // calls since the last mark
 	word    atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
 
 	mu   sync.Mutex     // guards done
-	done backend.Extent // as far as is known
+	done backend.Extent // known to be complete
 }
 
-// every is how many calls a mark is for, which takes about a microsecond.
+// every is the number of calls for each mark, which takes about a microsecond.
 const every = 8
 
-// Init makes what a stream of rt writes. Without, it can be asked whether it is idle,
-// and nothing more: that is worth no error. Close gives it back.
+// Init allocates the word that a stream of rt writes. Without it, progress is only known when the stream is idle,
+// which is not an error. Close frees the word.
 func (m *Marks) Init(rt *cuda.Runtime) {
 	if word, err := rt.NewWord(); err == nil {
 		m.word.Store(word)
 	}
 }
 
-// Due counts more calls, and reports whether it is time for a mark.
+// Due counts calls, and reports whether a mark is due.
 func (m *Marks) Due(calls int) bool {
 	return m.asked.Load() && m.pending.Add(int64(calls)) >= every
 }
 
-// Set has the stream say that it has come to what was submitted, and is there, so far. In a graph it would say so again
-// and again, so nothing is written into one. Calls report errors of the stream. Close does not come beside it.
+// Set makes the stream write a mark once it has reached the submitted calls. Nothing is written into a graph, which
+// would repeat it. Calls report errors of the stream. Close does not run concurrently.
 func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	word := m.word.Load()
 	if word == nil {
@@ -52,9 +51,9 @@ func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	_ = s.Write(word, submitted.Collectives<<32|submitted.Messages&math.MaxUint32)
 }
 
-// Reached returns how far the stream has come, without waiting. submitted returns how far calls go at most; idle
-// returns what the stream, and nobody else, had to do if all that is done. The result counts if sound then says that no
-// abort may have ended it.
+// Reached returns the calls that the stream has completed, without waiting. submitted returns the upper bound; idle
+// returns the submitted calls if the stream, and nobody else, has completed all of them. The result counts if sound
+// then reports that no abort may have ended the work.
 func (m *Marks) Reached(
 	submitted func() backend.Extent,
 	idle func() (backend.Extent, bool),
@@ -65,7 +64,7 @@ func (m *Marks) Reached(
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if word := m.word.Load(); !all && word != nil {
-		mark := word.Load() // first
+		mark := word.Load() // read first
 		now = extent(submitted(), mark)
 	}
 	if sound() {
@@ -74,8 +73,7 @@ func (m *Marks) Reached(
 	return m.done
 }
 
-// extent returns the extent of a mark, which has the low halves of its numbers, and is no
-// further than e.
+// extent returns the extent of a mark, which has the low halves of its numbers, and is at most e.
 func extent(e backend.Extent, mark uint64) backend.Extent {
 	return backend.Extent{
 		Collectives: upTo(e.Collectives, uint32(mark>>32)),
@@ -89,9 +87,9 @@ func upTo(n uint64, low uint32) uint64 {
 	return n - uint64(max(0, int32(uint32(n)-low)))
 }
 
-// Close frees the memory that the stream wrote, unless it may still do so.
+// Close frees the word, unless the stream may still write it.
 func (m *Marks) Close(writes bool) {
-	m.mu.Lock() // nobody loads it
+	m.mu.Lock() // nobody reads it
 	defer m.mu.Unlock()
 	if word := m.word.Swap(nil); word != nil && !writes {
 		word.Close()

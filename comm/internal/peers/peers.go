@@ -1,19 +1,19 @@
-// Package peers has the ranks of a communicator tell each other, over the job's store, what their devices cannot: that
-// a rank aborts, and what the others were doing then. A backend of GPUs uses it, where an abort on one rank ends the
-// work of the others as if it had succeeded.
+// Package peers lets the ranks of a communicator exchange, over the job's store, what their devices cannot: that a
+// rank aborts, and the states of the others at that time. Backends of GPUs use it, because there an abort on one rank
+// ends the work of the others as if it had succeeded.
 //
-// A rank that aborts sets a notice, which the members of its group watch. Each answers with what it is doing. The
-// answer also says that the member knows, so the rank waits for all answers before it ends any work. A member has one
-// answer for all ranks that abort, which it repeats only for one that had completed less than those before. A rank that
-// has aborted answers nobody: its notice is its answer. So n ranks that abort at the same time write 2n keys, not n².
-// While nobody aborts, nothing is sent.
+// A rank that aborts sets a notice, which the members of its group watch. Each answers with its state. The answer also
+// confirms the notice, so the rank waits for all answers before it ends any work. A member has one answer for all
+// ranks that abort, which it repeats only for one that had completed less than those before. A rank that has aborted
+// answers nobody: its notice is its answer. So n ranks that abort at the same time write 2n keys, not n². While nobody
+// aborts, nothing is sent.
 //
 // The keys in the store are these, with the name of the group and 0 bytes in between:
 //
 //	peers/member/  RANK  has joined and not left; outlives its process
 //	peers/alive/   RANK  the same, leased: a member without is lost
 //	peers/notice/  RANK  has aborted, or its process keeps the store; leased
-//	peers/answer/  RANK  knows of an abort, and what it was doing then; leased, deleted when it leaves
+//	peers/answer/  RANK  knows of an abort, and its state at that time; leased, deleted when it leaves
 //
 // No lock is held during a call of the store's client, which may call the watches of other ranks of the process.
 package peers
@@ -47,14 +47,14 @@ const (
 	answerKeys = "peers/answer/"
 )
 
-// lookEvery is how often a rank that waits for an answer asks which members are lost. The store learns within
-// milliseconds that a process was killed, but perhaps later than the rank that aborts because of it.
+// lookEvery is the interval at which a rank that waits for an answer checks which members are lost. The store learns
+// within milliseconds that a process was killed, but perhaps later than the rank that aborts because of it.
 const lookEvery = 100 * time.Millisecond
 
 // longestText bounds a cause and an answer, in bytes: they go to every rank, and into its errors.
 const longestText = 200
 
-// Activities of a rank that has not answered.
+// States of a rank that has not answered.
 const (
 	lost   = "its process has ended, or cannot be reached"
 	silent = "does not answer"
@@ -67,10 +67,10 @@ type Group struct {
 	name    string        // of the communicator, the same on all ranks
 	rank    int           // in the group
 	size    int           // ranks of the group
-	status  func() string // tells what this rank waits for
-	stop    func()        // ends the watch for notices; nil if the rank is no member
+	status  func() string // describes the state of this rank
+	stop    func()        // ends the watch for notices; nil if the rank is not a member
 	left    chan struct{} // closed by Leave
-	leave   sync.Once     // has Leave do its work once
+	leave   sync.Once     // makes Leave do its work once
 	aborted atomic.Bool   // Abort was called
 	failed  atomic.Bool   // another rank has aborted
 
@@ -79,25 +79,25 @@ type Group struct {
 	known   answer         // the rank's answer, zero while it knows of no abort; guarded by mu
 }
 
-// notice is what a rank tells the others. The zero notice says nothing.
+// notice is a rank's message to the others. The zero notice is empty.
 type notice struct {
 	Aborted bool   `json:"aborted,omitempty"`
 	Cause   string `json:"cause,omitempty"`
 	Done    uint64 `json:"done,omitempty"`   // collectives that the rank had completed
-	Doing   string `json:"doing,omitempty"`  // what the rank was doing when it aborted
-	Answer  string `json:"answer,omitempty"` // what it had answered to earlier aborts, "" for none
+	Doing   string `json:"doing,omitempty"`  // state of the rank when it aborted
+	Answer  string `json:"answer,omitempty"` // its answer to earlier aborts, "" for none
 	Keeper  bool   `json:"keeper,omitempty"` // the rank's process keeps the store
 }
 
-// answer is what a rank says to those that abort.
+// answer is a member's message to ranks that abort.
 type answer struct {
 	Doing string `json:"doing"`
 	Done  uint64 `json:"done"` // the rank knows that its later collectives have failed
 }
 
-// Join makes a rank a member of a group. status says in a few words what the rank is doing; it must not wait. A rank
-// that cannot reach the store, or has 256 groups already, which is the store's bound on watches, goes on without. That
-// is a warning in the log.
+// Join makes a rank a member of a group. status describes the rank's state in a few words; it must not wait. A rank
+// that cannot reach the store, or has 256 groups already, the store's limit of watches, continues without the group
+// and logs a warning.
 func Join(ctx context.Context, client *store.Client, name string, rank, size int, status func() string) *Group {
 	g := &Group{
 		client:  client,
@@ -116,7 +116,7 @@ func Join(ctx context.Context, client *store.Client, name string, rank, size int
 }
 
 func (g *Group) join(ctx context.Context) error {
-	// In this order, the rank answers all that abort when it is a member already.
+	// In this order, a member already answers all ranks that abort.
 	if err := g.client.Set(ctx, g.key(memberKeys, g.rank), nil); err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (g *Group) key(kind string, rank int) string {
 	return g.prefix(kind) + strconv.Itoa(rank)
 }
 
-// rankOf returns the rank at the end of a key, false if it is none of another rank.
+// rankOf returns the rank at the end of a key, false if it is not the key of another rank.
 func (g *Group) rankOf(key string) (int, bool) {
 	rank, err := strconv.Atoi(key[strings.LastIndexByte(key, 0)+1:])
 	return rank, err == nil && rank >= 0 && rank < g.size && rank != g.rank
@@ -159,7 +159,7 @@ func (g *Group) publish(ctx context.Context, n notice) error {
 	return g.client.Set(ctx, g.key(noticeKeys, g.rank), value, store.Lease)
 }
 
-// hear is called for each notice, and answers one of an abort.
+// hear is called for each notice, and answers notices of aborts.
 func (g *Group) hear(e store.Event) {
 	rank, ok := g.rankOf(e.Key)
 	if !ok {
@@ -180,8 +180,8 @@ func (g *Group) hear(e store.Event) {
 	}
 }
 
-// note keeps a notice, and reports whether it is of an abort that the rank's answer does not cover. An abort is not
-// taken back.
+// note stores a notice, and reports whether it is an abort that the rank's answer does not cover. An abort is never
+// revoked.
 func (g *Group) note(rank int, n notice) (uncovered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -200,7 +200,7 @@ func (g *Group) note(rank int, n notice) (uncovered bool) {
 	return uncovered
 }
 
-// answer tells the ranks that have aborted that this one knows, and what it is doing.
+// answer tells the ranks that have aborted that this one knows, and its state.
 func (g *Group) answer() {
 	doing := shorten(g.status())
 	g.mu.Lock()
@@ -208,11 +208,11 @@ func (g *Group) answer() {
 	value, err := json.Marshal(g.known)
 	g.mu.Unlock()
 	if err != nil {
-		return // a text and a number are JSON
+		return // a text and a number can always be encoded
 	}
 	g.client.Post(g.key(answerKeys, g.rank), value, store.Lease)
 	select {
-	case <-g.left: // Leave may have deleted the answer before it was there
+	case <-g.left: // Leave may have deleted the answer before it was written
 		g.client.Drop(g.key(answerKeys, g.rank))
 	default:
 	}
@@ -226,7 +226,7 @@ func (g *Group) awaitStore() {
 	case <-g.client.Done():
 	}
 	select {
-	case <-g.left: // the session ended because of that
+	case <-g.left: // Leave ended the session
 		return
 	default:
 	}
@@ -237,7 +237,7 @@ func (g *Group) awaitStore() {
 	}
 }
 
-// loseStore notes that the rank learns of no abort any more. That is a failure of the rank that kept the store, if it
+// loseStore records that the rank no longer learns of aborts. That is a failure of the rank that kept the store, if it
 // is a member.
 func (g *Group) loseStore() {
 	g.mu.Lock()
@@ -250,7 +250,7 @@ func (g *Group) loseStore() {
 	}
 }
 
-// Failed returns [comm.ErrPeerFailed] if another rank is known to have aborted before it completed that many
+// Failed returns [comm.ErrPeerFailed] if another rank is known to have aborted before it completed this number of
 // collectives. It does not wait, and costs a few nanoseconds while no rank has aborted.
 func (g *Group) Failed(collectives uint64) error {
 	if !g.failed.Load() {
@@ -273,8 +273,8 @@ func (g *Group) Failed(collectives uint64) error {
 
 // Abort tells the members that this rank takes part in no further operation of the group. done is the number of
 // collectives that it has seen completed. Abort returns when all members that can be reached know, or when ctx ends,
-// with a text of what each other rank is doing. Call it before ending work, if that can end the work of others as if it
-// had succeeded. It does nothing after [Group.Leave].
+// with a text about the state of each other rank. Call it before ending work, if that can end the work of others as if
+// it had succeeded. It does nothing after [Group.Leave].
 func (g *Group) Abort(ctx context.Context, cause string, done uint64) string {
 	select {
 	case <-g.left:
@@ -328,8 +328,8 @@ func (g *Group) abortedRanks() map[int]notice {
 	return aborted
 }
 
-// askAll waits until no member that can be reached is silent, and returns what each rank is doing. earlier are the
-// ranks that had aborted before this one, which had completed done collectives.
+// askAll waits until every member that can be reached has answered, and returns the state of each rank. earlier are
+// the ranks that had aborted before this one, which had completed done collectives.
 func (g *Group) askAll(ctx context.Context, done uint64, earlier map[int]notice) (doing []string, err error) {
 	for {
 		known, err := g.ask(ctx, done, earlier)
@@ -348,7 +348,7 @@ func (g *Group) askAll(ctx context.Context, done uint64, earlier map[int]notice)
 	}
 }
 
-// await waits for the answer of a rank, until ctx or a look ends.
+// await waits for the answer of a rank, until ctx or an interval ends.
 func (g *Group) await(ctx context.Context, rank int, done uint64) {
 	look, cancel := context.WithTimeout(ctx, lookEvery)
 	defer cancel()
@@ -364,14 +364,14 @@ func (g *Group) await(ctx context.Context, rank int, done uint64) {
 	<-look.Done()
 }
 
-// parseAnswer returns what a rank is doing, and whether its answer is one to an abort after done collectives.
+// parseAnswer returns the state of a rank, and whether its answer is for an abort after done collectives.
 func parseAnswer(value []byte, done uint64) (doing string, ok bool) {
 	var a answer
 	err := json.Unmarshal(value, &a)
 	return legible(a.Doing), err == nil && a.Done <= done
 }
 
-// ask returns what each rank is doing as far as it is known now.
+// ask returns the state of each rank as far as it is known now.
 func (g *Group) ask(ctx context.Context, done uint64, earlier map[int]notice) ([]string, error) {
 	if g.stop == nil { // nobody calls hear
 		notices, err := g.client.List(ctx, g.prefix(noticeKeys))
@@ -431,7 +431,7 @@ func (g *Group) list(ctx context.Context, prefix string) (map[int][]byte, error)
 	return values, err
 }
 
-// describe says what each other rank is doing:
+// describe lists the states of the other ranks:
 //
 //	ranks 1, 2: in flight: allreduce of 16 f32, sum (collective #2); rank 3: its process has ended, or cannot be reached
 func (g *Group) describe(doing []string) string {
@@ -470,13 +470,13 @@ func (g *Group) Leave() {
 	})
 }
 
-// forget deletes that the rank has joined.
+// forget deletes the key of the rank's membership.
 func (g *Group) forget() {
 	g.client.Drop(g.key(aliveKeys, g.rank))
 	g.client.Drop(g.key(memberKeys, g.rank))
 }
 
-// legible makes a text of another rank fit for errors.
+// legible makes a text of another rank safe for errors.
 func legible(text string) string { return shorten(printable.Text(text)) }
 
 // shorten cuts a text that is too long.

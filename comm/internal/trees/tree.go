@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// deepest is how many splits a communicator may be below the world.
+// deepest is the maximum number of splits of a communicator below the world.
 const deepest = 4
 
 // node is a communicator of a tree.
@@ -18,18 +18,17 @@ type node struct {
 	made  int    // splits of this one so far
 }
 
-// tree chooses what one worker does. Every rank has the same tree for a worker, so that all of them
-// choose the same.
+// tree chooses the actions of one worker. Every rank has the same tree for a worker, so that all choose the same.
 type tree struct {
 	random *rand.Rand // the same on all ranks
 	root   *node      // the world
 	open   []*node    // without the root
 	limit  int        // of open
-	shrink bool       // more are closed than made, until half of limit is left
+	shrink bool       // more are closed than made, until half of limit remains
 	steps  int        // so far
 }
 
-// action is what the ranks of a communicator do in a step.
+// action is the action of a communicator's ranks in a step.
 type action uint8
 
 const (
@@ -38,7 +37,7 @@ const (
 	closing
 )
 
-// step is what a worker does next, on all ranks of the nodes.
+// step is a worker's next step, on all ranks of the nodes.
 type step struct {
 	action   action  // what is done
 	number   int     // of the tree's steps
@@ -56,8 +55,8 @@ func newTree(seed uint64, worker, limit int, root *node) *tree {
 	}
 }
 
-// next chooses a step. Communicators are made until there are as many as may be, then closed until half
-// of them are left, and so on.
+// next chooses a step. Communicators are made until their limit is reached, then closed until half of them remain, and
+// so on.
 func (t *tree) next() step {
 	if len(t.open) >= t.limit {
 		t.shrink = true
@@ -80,7 +79,7 @@ func (t *tree) next() step {
 	return t.use()
 }
 
-// use chooses communicators to use side by side: a few, and now and then all, so that any two meet.
+// use chooses communicators to use concurrently: usually a few, and sometimes all, so that any two meet.
 func (t *tree) use() step {
 	s := step{action: use, number: t.steps}
 	if t.random.IntN(16) == 0 {
@@ -165,7 +164,7 @@ func (t *tree) split() step {
 	return s
 }
 
-// children returns what a split makes, by color. It does the arithmetic of backends anew.
+// children returns the results of a split, by color. It is independent of the backends' arithmetic.
 func (n *node) children(colors, keys []int) (children []*node) {
 	type member struct{ color, key, rank int }
 	var members []member

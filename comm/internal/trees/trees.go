@@ -2,8 +2,8 @@
 // from several goroutines at once, and close them in any order. The memory after each operation is compared, byte by
 // byte, with the values that follow from the seed alone.
 //
-// A tree has siblings and cousins with the same color, groups of the same ranks and of a single one, and
-// children that outlive their parents: whatever a backend tells communicators apart by has to keep these apart.
+// A tree has siblings and cousins with the same color, groups of the same ranks and of a single one, and children that
+// outlive their parents: a backend must keep all of these apart.
 package trees
 
 import (
@@ -45,8 +45,8 @@ type worker struct {
 	calls  int                         // operations in which this rank took part
 }
 
-// Play does a rank's part, and returns in how many operations it took part. The first worker splits the world itself,
-// the others splits of it. After an error, communicators and memory may still be in use.
+// Play does a rank's part, and returns the number of operations in which it took part. The first worker splits the
+// world itself, the others splits of it. After an error, communicators and memory may still be in use.
 func (c Config) Play(ctx context.Context, world comm.Communicator, rt runtime.Runtime) (calls int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +86,7 @@ func (c Config) Play(ctx context.Context, world comm.Communicator, rt runtime.Ru
 	}
 	for range workers {
 		if failed := <-ended; failed != nil && err == nil {
-			err = failed // what the others get is because of this one
+			err = failed // it caused the errors of the others
 			cancel()
 		}
 	}
@@ -106,7 +106,8 @@ func (c Config) explain(err error) error {
 	return fmt.Errorf("trees of seed %d: %w", c.Seed, err)
 }
 
-// play takes steps until there were enough operations, and closes what is left, in another order on each rank.
+// play takes steps until there were enough operations, and closes the remaining communicators, in another order on
+// each rank.
 func (w *worker) play(ctx context.Context) error {
 	for w.done < w.Operations/w.Workers {
 		s := w.tree.next()
@@ -123,7 +124,7 @@ func (w *worker) play(ctx context.Context) error {
 	return nil
 }
 
-// shuffle puts communicators into an order of this rank's.
+// shuffle puts communicators into an order that depends on the rank.
 func (w *worker) shuffle(used []*usage) {
 	w.order.Shuffle(len(used), func(i, k int) {
 		used[i], used[k] = used[k], used[i]
@@ -154,7 +155,7 @@ func (w *worker) close(n *node) error {
 	return nil
 }
 
-// split splits a communicator, and sees that this rank is where it belongs.
+// split splits a communicator, and checks this rank's place.
 func (w *worker) split(ctx context.Context, s step) error {
 	parent := w.comms[s.nodes[0]]
 	if parent == nil {
@@ -184,7 +185,7 @@ func (w *worker) split(ctx context.Context, s step) error {
 	return nil
 }
 
-// use has operations in flight on several communicators, and compares what they leave.
+// use has operations in flight on several communicators, and compares their results.
 func (w *worker) use(ctx context.Context, s step) error {
 	var used []*usage
 	image := &image{}
@@ -234,22 +235,22 @@ func (w *worker) use(ctx context.Context, s step) error {
 // image is memory before and after operations.
 type image struct {
 	before, after []byte // memory before the operations, and after them
-	parts         []part // what operations use of it
+	parts         []part // memory used by operations
 }
 
 // part is what an operation reads or writes.
 type part struct {
 	usage    *usage // of the communicator
 	call     string // what errors call it
-	from, to int    // first byte, and the one behind the last
+	from, to int    // first byte, and the one after the last
 }
 
-// guard is how many bytes lie between two parts that nobody writes.
+// guard is the number of unused bytes between two parts.
 const guard = 64
 
 var poison = reference.Payload(4093, 0x7ee5)
 
-// add adds a part, between guards, and returns where it is. Without before it has what nobody has written.
+// add adds a part, between guards, and returns its offset. Without before it holds unwritten memory.
 func (m *image) add(u *usage, call string, before, after []byte) (offset int) {
 	const alignment = 16
 	gap := guard + (alignment-len(m.before)%alignment)%alignment
@@ -271,7 +272,7 @@ func (m *image) fill(n int) {
 	m.after = append(m.after, gap...)
 }
 
-// compare returns where memory is not as it is to be.
+// compare returns an error if memory differs from its expected content.
 func (m *image) compare(got []byte) error {
 	if bytes.Equal(got, m.after) {
 		return nil

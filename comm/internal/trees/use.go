@@ -11,10 +11,10 @@ import (
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
-// operations is how many a use has: a sum, a message, and a collective that moves data.
+// operations is the number of operations in a use: a sum, a message, and a collective that moves data.
 const operations = 3
 
-// usage is what a rank does with one communicator in a step.
+// usage is a rank's use of one communicator in a step.
 type usage struct {
 	node  *node                      // of the communicator
 	comm  comm.Communicator          // of this rank
@@ -46,7 +46,7 @@ type planner struct {
 	*usage
 	image  *image     // memory that is planned
 	random *rand.Rand // the same on all ranks
-	keys   []int      // tell this use from all others
+	keys   []int      // distinguish this use from all others
 }
 
 // plan plans operations of a communicator, in their own order.
@@ -82,7 +82,7 @@ func (p planner) length() int {
 	return n
 }
 
-// data is what one rank has for another one, or for all. Ranks are those of the communicator.
+// data is the data of one rank for another one, or for all. Ranks are those of the communicator.
 func (p planner) data(n, from, to int) []byte {
 	source := p.node.ranks[from]
 	return reference.Payload(n, append(slices.Clone(p.keys), source, to)...)
@@ -91,7 +91,7 @@ func (p planner) data(n, from, to int) []byte {
 // allRanks stands for the ranks of a communicator.
 const allRanks = -1
 
-// input adds a part that stays as it is, output one that gets its content.
+// input adds a part that does not change, output one that gets its content.
 func (p planner) input(call string, content []byte) int {
 	return p.image.add(p.usage, "input of "+call, content, content)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// observed is a communicator that has each call looked at before it is made.
+// observed is a communicator that reports each call before it is made.
 type observed struct {
 	comm.Methods
 	comm.Wrapped
@@ -26,7 +26,7 @@ func Observe(c comm.Communicator, look func(call comm.Call)) comm.Communicator {
 	})}
 }
 
-// intercept has before called with the calls of c, which are not made where it fails.
+// intercept calls before with the calls of c, which are not made if it fails.
 func intercept(c comm.Communicator, before func(calls ...comm.Call) error) comm.Methods {
 	return comm.Methods{
 		Do: func(call comm.Call) error {
@@ -44,9 +44,8 @@ func intercept(c comm.Communicator, before func(calls ...comm.Call) error) comm.
 	}
 }
 
-// Pace says what calls take, beside a microsecond each: when the ranks agree on the
-// time of a step that Auto measures, it puts that in its place. So a choice does not
-// depend on how fast and how busy the machine is.
+// Pace sets the time of calls, in addition to a microsecond each: when the ranks agree on the time of a step that Auto
+// measures, it replaces that time. So a choice does not depend on the speed and load of the machine.
 func Pace(c comm.Communicator, takes func(call comm.Call) time.Duration) comm.Communicator {
 	var step atomic.Int64
 	return Observe(c, func(call comm.Call) {
@@ -58,8 +57,8 @@ func Pace(c comm.Communicator, takes func(call comm.Call) time.Duration) comm.Co
 	})
 }
 
-// Prefer has Auto choose a pattern, one of its candidates: when the ranks agree on the time of a step, it says 1 ms for
-// steps of that pattern and 10 ms for those of others, which it tells apart by their calls.
+// Prefer makes Auto choose a pattern, one of its candidates: when the ranks agree on the time of a step, it returns 1
+// ms for steps of that pattern and 10 ms for others, which it distinguishes by their calls.
 func Prefer(c comm.Communicator, pattern string) comm.Communicator {
 	var mu sync.Mutex
 	made := map[comm.Op]bool{} // since the last time that was agreed on; guarded by mu
@@ -79,7 +78,7 @@ func Prefer(c comm.Communicator, pattern string) comm.Communicator {
 	})
 }
 
-// patternOf returns which candidate of Auto makes such calls in a step.
+// patternOf returns the candidate of Auto that makes such calls in a step.
 func patternOf(made map[comm.Op]bool) string {
 	pairs := made[comm.OpSend] || made[comm.OpRecv]
 	switch {
@@ -91,7 +90,7 @@ func patternOf(made map[comm.Op]bool) string {
 		return "topkAopt"
 	case pairs || made[comm.OpBroadcast]:
 		return "gtopk"
-	case made[comm.OpAllToAll]: // of a codec
+	case made[comm.OpAllToAll]: // with a codec
 		return "dense"
 	}
 	return "topkA"

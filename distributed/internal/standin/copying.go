@@ -11,12 +11,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Copying is a rank's runtime with streams and asynchronous copies, whose kernels fail when they are
-// told to. A copy is made as late as it may be: what is not to be written before, must not.
+// Copying is a rank's runtime with streams and asynchronous copies, whose kernels fail on demand. A copy is made as
+// late as possible, to show writes to its source that come too early.
 type Copying struct {
 	waitedFor
 	stumbling *Stumbling
-	Rng       *rand.Rand // whether a copy is there when it is asked for; nil: it is
+	Rng       *rand.Rand // decides whether a copy is complete when queried; nil: it is
 }
 
 // NewHostCopy implements [kernel.AsyncCopier].
@@ -24,7 +24,7 @@ func (r Copying) NewHostCopy(bytes int) (kernel.HostCopy, error) {
 	return &lateCopy{copying: r, data: make([]byte, bytes)}, nil
 }
 
-// Kernels returns those that fail.
+// Kernels returns kernels that can fail.
 func (r Copying) Kernels() kernel.Kernels { return r.stumbling }
 
 // Fill implements [runtime.Runtime].
@@ -39,14 +39,14 @@ func (r Copying) Copy(dst, src uintptr, bytes int) error {
 	return r.stumbling.do("copy", func() error { return r.waitedFor.Copy(dst, src, bytes) })
 }
 
-// NewCopying returns a runtime that counts its waits in w and fails as told.
+// NewCopying returns a runtime that counts its waits in w and fails by fails.
 func NewCopying(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Copying {
 	return Copying{NewWaitedFor(rt, w), fails, rng}
 }
 
 type lateCopy struct {
 	copying Copying
-	src     []kernel.Span // of what is posted and not read
+	src     []kernel.Span // posted and not read
 	data    []byte
 }
 
@@ -84,11 +84,11 @@ func (n *lateCopy) Close() error {
 // Stumbling are kernels of which a call fails, or one of the runtime.
 type Stumbling struct {
 	kernel.Kernels
-	Call string // which
-	In   int    // number of calls from now; 0: none does
+	Call string // the failing call
+	In   int    // number of calls until the failure; 0: none
 }
 
-// ErrKernel is the error of a kernel that was told to fail.
+// ErrKernel is the error of a kernel that fails on demand.
 var ErrKernel = errors.New("this call is to fail")
 
 func (f *Stumbling) due(call string) error {
@@ -102,7 +102,7 @@ func (f *Stumbling) due(call string) error {
 	return nil
 }
 
-// do makes a call, unless it is to fail.
+// do makes a call, unless it should fail.
 func (f *Stumbling) do(call string, make func() error) error {
 	if err := f.due(call); err != nil {
 		return err

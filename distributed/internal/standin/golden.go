@@ -17,11 +17,11 @@ import (
 
 var update = flag.Bool("update", false, "record the hashes of all steps anew")
 
-// Extended: tests are to take longer, and leave nothing out.
+// Extended makes tests take longer, and leave nothing out.
 var Extended = os.Getenv("TUTTI_EXTENDED") != ""
 
-// Golden compares lines of a name and a hash with those that are recorded in a file. Their
-// inputs are made by floating-point code of which other processors may fuse operations.
+// Golden compares lines of a name and a hash with the recorded ones in a file. Their inputs come from floating-point
+// code whose operations other processors may fuse.
 func Golden(t *testing.T, file string, got []string) {
 	t.Helper()
 	text := strings.Join(got, "\n") + "\n"
@@ -40,7 +40,7 @@ func Golden(t *testing.T, file string, got []string) {
 	}
 }
 
-// hashes are the hashes of what each rank has after its steps.
+// hashes are the hashes of each rank's data after its steps.
 type hashes []hash.Hash
 
 // NewHashes returns empty hashes.
@@ -52,7 +52,7 @@ func NewHashes(ranks int) hashes {
 	return all
 }
 
-// Line is one of all ranks.
+// Line returns a line with the hashes of all ranks.
 func (h hashes) Line(name string) string {
 	all := sha256.New()
 	for _, one := range h {

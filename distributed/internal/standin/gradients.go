@@ -4,7 +4,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Grouped writes down the groups that a communicator is given.
+// Grouped records the groups that a communicator is given.
 type Grouped struct {
 	comm.Communicator
 	Groups [][]comm.Call

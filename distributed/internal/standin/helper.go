@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// World runs body for ranks with a runtime each, which must leak nothing.
+// World runs body for ranks with a runtime each, which must not leak.
 func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
 	t.Helper()
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -58,10 +58,10 @@ func Pointer(t *runtime.Tensor) uintptr {
 	return p
 }
 
-// normals has what Normal drew, by n and seed: tests of many configurations ask for the same.
+// normals caches the results of Normal, by n and seed: tests of many configurations use the same.
 var normals sync.Map
 
-// Normal returns n normally distributed numbers of a seed, the caller's own.
+// Normal returns n normally distributed numbers from a seed, in a new slice.
 func Normal(n int, seeds ...int) []float32 {
 	var seed uint64
 	for _, s := range seeds {
@@ -93,7 +93,7 @@ func Bits(t *runtime.Tensor) []uint32 {
 
 var seed = maphash.MakeSeed()
 
-// Digest is a hash of bits, of this process.
+// Digest returns a hash of bits, valid within this process.
 func Digest(bits ...[]uint32) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -103,7 +103,7 @@ func Digest(bits ...[]uint32) uint64 {
 	return h.Sum64()
 }
 
-// Exhaust freezes a runtime, and takes all that it has for n F32, until the test calls free.
+// Exhaust freezes a runtime, and allocates all memory that it has for n F32, until the test calls free.
 func Exhaust(t *testing.T, rt runtime.Runtime, n int) (free func()) {
 	freezer := rt.(runtime.Freezer)
 	freezer.Freeze()

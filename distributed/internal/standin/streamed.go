@@ -20,8 +20,8 @@ import (
 // ComputeStream is the compute stream of all stand-ins.
 const ComputeStream = 77
 
-// Streamed is a runtime and a communicator with a stream each, which write
-// down how they are ordered. (The work itself is done on the host at once.)
+// Streamed is a runtime and a communicator with a stream each, which log how they are ordered. (The work itself is
+// done on the host at once.)
 type Streamed struct {
 	*cpu.Runtime
 	log   []string
@@ -35,7 +35,7 @@ func (s *Streamed) note(format string, args ...any) {
 	s.log = append(s.log, fmt.Sprintf(format, args...))
 }
 
-// Take returns what was written down since the last Take.
+// Take returns the log since the last Take.
 func (s *Streamed) Take() string {
 	log := strings.Join(s.log, " ")
 	s.log = nil

@@ -9,13 +9,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// onStream is a runtime that has a compute stream, as a GPU does. Its work is done
-// when a method returns.
+// onStream is a runtime with a compute stream, like a GPU's. Its work is complete when a method returns.
 type onStream struct{ *cpu.Runtime }
 
 func (onStream) ComputeStream() uintptr { return ComputeStream }
 
-// forking is one with side streams.
+// forking is a runtime with side streams.
 type forking struct{ onStream }
 
 func (b forking) ForkStream() (runtime.Runtime, error) {
@@ -44,7 +43,7 @@ func NewByEvents(ctx context.Context, c comm.Communicator) ByEvents {
 	return ByEvents{Ordered{c, ctx}}
 }
 
-// Ordered is a communicator with a stream: what comes after it waits for it.
+// Ordered is a communicator with a stream: later work waits for it.
 type Ordered struct {
 	comm.Communicator
 	ctx context.Context
@@ -70,7 +69,7 @@ func (o Ordered) AfterComm(uintptr) error {
 	return o.Communicator.Sync(o.ctx)
 }
 
-// ByEvents is one that knows of events, which are all past when they are recorded.
+// ByEvents is one with events, which are all complete when they are recorded.
 type ByEvents struct{ Ordered }
 
 // Split implements [comm.Communicator].
@@ -104,8 +103,7 @@ func (b ByEvents) SyncCommStream() error {
 	return b.Sync(b.ctx)
 }
 
-// Waits counts what makes the host wait for the device, and what was sized by numbers
-// that it had waited for.
+// Waits counts waits of the host for the device, and sizes that depend on numbers that it waited for.
 type Waits struct{ Comm, Copies, Sized atomic.Int32 }
 
 // waitedFor is a rank's runtime with streams that counts waits.

@@ -10,10 +10,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// ErrFault is the error of a call that was told to fail.
+// ErrFault is the error of a call that fails on demand.
 var ErrFault = errors.New("injected fault")
 
-// Faulty is a communicator whose call number At fails, before it is made. Tests set the fields while nothing is in
+// Faulty is a communicator whose call number At fails before it is made. Tests set the fields while nothing is in
 // flight.
 type Faulty struct {
 	comm.Methods
@@ -81,7 +81,7 @@ func (u *Trainee) Step(ctx context.Context, step int) error {
 	return errors.Join(u.Load(step), u.S.AllReduce(ctx, u.T))
 }
 
-// State are the bits of the residual, if there is one.
+// State returns the bits of the residual, if there is one.
 func (u *Trainee) State() []uint32 {
 	r, err := u.S.Residual()
 	if errors.Is(err, comm.ErrUnsupported) {
