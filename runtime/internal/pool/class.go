@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// counters are what a class or the large blocks count under their lock.
+// counters are the counts of a class or of the large blocks, under their lock.
 type counters struct {
 	allocations int64 // of blocks
 	hits        int64 // allocations that a free block served
@@ -30,7 +30,7 @@ func (n *counters) gave(size int) {
 	n.cachedBytes += int64(size)
 }
 
-// lost takes a region out of the account that goes back to the system.
+// lost removes a region that returns to the system from the counts.
 func (n *counters) lost(r *region) {
 	n.cachedBytes -= int64(len(r.free) * r.block)
 	n.liveBlocks -= int64(r.liveCount())
@@ -48,8 +48,7 @@ type owner interface {
 	forgetGone()
 }
 
-// remove marks the regions of an owner that are to go back to the system, and
-// takes them out.
+// remove removes the regions of an owner that are to return to the system, and marks them.
 func remove(o owner, which func(*region) bool) (removed []*region) {
 	for r := range o.regions() {
 		if which(r) {
@@ -71,8 +70,7 @@ type class struct {
 	open  []*region // those with room; the last is used first
 }
 
-// take hands out a block if a slab has one. hit says whether the caller got by
-// without the system.
+// take allocates a block if a slab has one. hit says whether the system was not needed.
 func (c *class) take(hit bool) (ptr uintptr, ok bool) {
 	if len(c.open) == 0 {
 		return 0, false
@@ -87,7 +85,7 @@ func (c *class) take(hit bool) (ptr uintptr, ok bool) {
 	return ptr, true
 }
 
-// give takes back a block of the slab r.
+// give frees a block of the slab r.
 func (c *class) give(r *region, ptr uintptr) error {
 	wasFull := r.full()
 	if err := r.give(ptr); err != nil {

@@ -2,8 +2,8 @@ package pool
 
 import "sync/atomic"
 
-// The index covers the 48 bits of address space that amd64 and arm64 systems
-// hand to programs, granule by granule, in a two-level table.
+// The index covers the 48 bits of address space that programs have on amd64 and arm64, granule by granule, in a
+// two-level table.
 const (
 	addressBits = 48
 	leafBits    = 14
@@ -12,7 +12,7 @@ const (
 
 // index finds the region an address belongs to without a lock.
 type index struct {
-	root [1 << rootBits]atomic.Pointer[leaf] // tables of granules; nil where no region is
+	root [1 << rootBits]atomic.Pointer[leaf] // tables of granules; nil without regions
 }
 
 type leaf [1 << leafBits]atomic.Pointer[region]
@@ -29,7 +29,7 @@ func (x *index) find(ptr uintptr) *region {
 	return l[ptr>>granuleBits&(1<<leafBits-1)].Load()
 }
 
-// set registers r (nil: nothing) for the granules of bytes bytes from ptr on.
+// set registers r (nil: nothing) for the granules of this number of bytes from ptr on.
 func (x *index) set(ptr uintptr, bytes int, r *region) {
 	for end := ptr + uintptr(bytes); ptr < end; ptr += Granule {
 		entry := &x.root[ptr>>(granuleBits+leafBits)]

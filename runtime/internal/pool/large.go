@@ -13,16 +13,15 @@ type large struct {
 	sync.Mutex
 	counters
 	blocks map[*region]struct{} // all of them; guarded by the mutex
-	cached []*region            // those to hand out again, by size, then by address; guarded by the mutex
-	colors int                  // how many blocks got their color; guarded by the mutex
+	cached []*region            // free blocks, by size, then by address; guarded by the mutex
+	colors int                  // number of blocks that have a color; guarded by the mutex
 }
 
-// colorStep is by how much the colors of large blocks differ: an odd number of
-// cache lines, so that they fall into different sets of a cache.
+// colorStep is the distance of the colors of large blocks: an odd number of cache lines, so that they fall into
+// different sets of a cache.
 const colorStep = 5 * alignment
 
-// take hands out the smallest cached block that holds size bytes and is at
-// most limit bytes large.
+// take allocates the smallest cached block with at least size and at most limit bytes.
 func (l *large) take(size, limit int) (r *region, ok bool) {
 	i, _ := slices.BinarySearchFunc(l.cached, size, func(r *region, size int) int {
 		return r.block - size
@@ -37,8 +36,7 @@ func (l *large) take(size, limit int) (r *region, ok bool) {
 	return r, true
 }
 
-// add registers a new block of size bytes, with the next of that many colors,
-// and hands it out.
+// add registers a new block of size bytes with the next color, and allocates it.
 func (l *large) add(m Mapping, size, colors int) *region {
 	r := newRegion(m, l.colors%colors*colorStep, size, nil)
 	l.colors++
@@ -48,7 +46,7 @@ func (l *large) add(m Mapping, size, colors int) *region {
 	return r
 }
 
-// give takes a block back, into the cache if it may be handed out again.
+// give frees a block, into the cache if it may be reused.
 func (l *large) give(r *region, ptr uintptr, reuse bool) error {
 	if err := r.give(ptr); err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package pool is the allocator behind every runtime: it hands out blocks of whatever memory a [System] maps, keeps
-// freed blocks, counts, and notices double frees and foreign pointers. It never touches the memory itself, so it serves
-// device memory as well as the host's.
+// Package pool is the allocator of every runtime: it allocates blocks from the memory that a [System] maps, caches
+// freed blocks, counts, and detects double frees and foreign pointers. It never accesses the memory itself, so it
+// serves device memory as well as host memory.
 package pool
 
 import (
@@ -14,72 +14,66 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// System is where memory comes from. Its methods may be called from several
-// goroutines at once.
+// System is the source of memory. Its methods may be called from several goroutines at once.
 type System interface {
-	// Map returns memory of that many bytes that starts at a multiple of
-	// [Granule].
+	// Map returns memory of this size that starts at a multiple of [Granule].
 	Map(bytes int) (Mapping, error)
-	// Unmap gives it back.
+	// Unmap returns memory to the system.
 	Unmap(Mapping) error
-	// Fence returns a function that waits until the work that may use memory, as far as it was submitted before Fence, has
-	// ended, or reports after a bounded time why it cannot. The pool calls both before it unmaps freed memory: Fence while
-	// it keeps Freeze and Close out, and wait, once, with no lock held, possibly beyond Close.
+	// Fence returns a function that waits until the work submitted before Fence that may use memory has ended, or
+	// reports after a bounded time why it has not. The pool calls both before it unmaps freed memory: Fence while it
+	// keeps Freeze and Close out, and wait, once, with no lock held, possibly after Close.
 	Fence() (wait func() error)
 }
 
 // Mapping is a piece of memory from the system.
 type Mapping struct {
 	Addr   uintptr // first usable address, a multiple of Granule below 2^48
-	Handle uintptr // what the system calls it by
+	Handle uintptr // the system's handle
 	Bytes  int     // usable bytes
 }
 
-// Config says how a pool cuts and keeps memory.
+// Config describes how a pool cuts and caches memory.
 type Config struct {
 	// Name begins the pool's error messages.
 	Name string
-	// System is where memory comes from.
+	// System is the source of memory.
 	System System
 	// SlabBytes is the size of a mapping that is cut into blocks of one size
 	// class, a multiple of Granule. Blocks above an eighth of it are
 	// mapped one by one.
 	SlabBytes int
-	// PageBytes is what sizes of such mappings are rounded up to, at most
-	// Granule.
+	// PageBytes is the unit to which sizes of such mappings are rounded up, at most Granule.
 	PageBytes int
-	// Colors is at how many different offsets such blocks start in their
-	// mappings, in turn; at most 64, and 0 is the same as 1. Mappings start at
-	// equal offsets in a page, so equal positions in several large blocks would
-	// fall into the same set of a processor's cache and push each other out
-	// where they are read together, as a reduction does.
+	// Colors is the number of different offsets at which such blocks start in their mappings, in turn; at most 64, and
+	// 0 means 1. Mappings start at equal offsets in a page, so equal positions in several large blocks would share a
+	// set of a processor's cache and evict each other if they are read together, as in a reduction.
 	Colors int
 }
 
 // Pool is safe for concurrent use.
 //
-// Small sizes are cut from slabs, one lock per size class; large ones are
-// separate mappings. No such lock is held while the system works.
+// Small sizes are cut from slabs, with one lock for each size class; large ones are separate mappings. No such lock is
+// held while the system works.
 type Pool struct {
 	config       Config // as it was passed
 	largestClass int    // the largest block cut from a slab
-	colorRoom    int    // how much longer than its block a mapping must be
+	colorRoom    int    // additional length of a mapping for its block's color
 
 	classes []class // of small blocks, by size
 	large   large   // blocks that have a mapping each
 	index   index   // finds the region of an address
 
-	live, peak atomic.Int64 // bytes of blocks in use, and the most that there were
-	frozen     atomic.Int32 // how often Freeze was called without Unfreeze
+	live, peak atomic.Int64 // bytes of blocks in use, and their maximum
+	frozen     atomic.Int32 // calls of Freeze without Unfreeze
 	closed     atomic.Bool  // Close was called
 
-	// exchange is held for reading while memory moves from or to the system:
-	// Freeze and Close wait for that to end. It is locked before any other.
+	// exchange is held for reading while memory moves from or to the system, for which Freeze and Close wait. It is
+	// locked before any other.
 	exchange sync.RWMutex
 }
 
-// New returns an empty pool. It asks the system for memory only when Allocate
-// needs some.
+// New returns an empty pool. It requests memory from the system only when Allocate needs some.
 func New(c Config) *Pool {
 	c.Colors = max(c.Colors, 1)
 	p := &Pool{
@@ -98,7 +92,7 @@ func New(c Config) *Pool {
 	return p
 }
 
-// Allocate returns a block of at least that many bytes, address 0 for none.
+// Allocate returns a block of at least this size, address 0 for size 0.
 func (p *Pool) Allocate(bytes int) (ptr uintptr, err error) {
 	var size int
 	switch {
@@ -129,10 +123,9 @@ func (p *Pool) Allocate(bytes int) (ptr uintptr, err error) {
 	return ptr, nil
 }
 
-// AllocateMapping returns a block that shares its mapping with no other, of
-// exactly bytes rounded up to pages, however few these are: for libraries that
-// map the memory of one device into others, which goes by whole mappings and,
-// where the devices have to agree, by their exact size.
+// AllocateMapping returns a block with its own mapping, of exactly bytes rounded up to pages, however few these are.
+// It is for libraries that map the memory of one device into others: they map whole mappings and, if the devices have
+// to agree, compare their exact size.
 func (p *Pool) AllocateMapping(bytes int) (uintptr, error) {
 	if bytes <= 0 || bytes > math.MaxInt-2*Granule {
 		return p.Allocate(bytes) // nothing, or an error
@@ -146,7 +139,7 @@ func (p *Pool) AllocateMapping(bytes int) (uintptr, error) {
 	return ptr, nil
 }
 
-// countLive counts a block that is handed out.
+// countLive counts an allocated block.
 func (p *Pool) countLive(size int) {
 	live := p.live.Add(int64(size))
 	for peak := p.peak.Load(); live > peak && !p.peak.CompareAndSwap(peak, live); {
@@ -176,8 +169,7 @@ func (p *Pool) allocateSmall(bytes int) (ptr uintptr, size int, err error) {
 	return ptr, c.size, nil
 }
 
-// allocateLarge hands out a cached block of at least bytes and at most limit
-// bytes, or else a new one of size bytes.
+// allocateLarge returns a cached block of at least bytes and at most limit bytes, or else a new one of size bytes.
 func (p *Pool) allocateLarge(bytes, size, limit int) (ptr uintptr, got int, err error) {
 	l := &p.large
 
@@ -199,9 +191,8 @@ func (p *Pool) allocateLarge(bytes, size, limit int) (ptr uintptr, got int, err 
 	return r.start, r.block, nil
 }
 
-// mapNew asks the system for memory, a second time after giving it the cache.
-// bytes is what the caller of Allocate wanted. If it succeeds, it leaves
-// exchange locked for reading until the caller has registered the memory.
+// mapNew requests memory from the system, and retries after returning the cache. bytes is the size passed to Allocate.
+// If it succeeds, it leaves exchange locked for reading until the caller has registered the memory.
 func (p *Pool) mapNew(bytes, size int) (Mapping, error) {
 	op := fmt.Sprintf("allocate %d bytes", bytes)
 	m, err := p.tryMap(op, size)
@@ -244,7 +235,7 @@ func (p *Pool) beginExchange(op string) error {
 	return err
 }
 
-// exchangeable reports why no memory may move from or to the system.
+// exchangeable returns the reason why no memory may move from or to the system, nil if it may.
 func (p *Pool) exchangeable(op string) error {
 	switch {
 	case p.closed.Load():
@@ -255,20 +246,19 @@ func (p *Pool) exchangeable(op string) error {
 	return nil
 }
 
-// register makes the addresses of a region known.
+// register registers the addresses of a region.
 func (p *Pool) register(r *region) {
 	p.index.set(r.Addr, r.indexed(), r)
 }
 
-// Deallocate takes a block back.
+// Deallocate frees a block.
 func (p *Pool) Deallocate(ptr uintptr) error {
 	return p.takeBack("deallocate", ptr, true)
 }
 
-// Release takes a block of AllocateMapping back as Deallocate does, but returns
-// its memory to the system and never hands it out again: for memory that others
-// still have access to. Where that cannot be done now, because the pool is
-// frozen or work does not end, the next flush, Trim or Close does it.
+// Release frees a block of AllocateMapping like Deallocate, but returns its memory to the system and never reuses it:
+// it is for memory to which others still have access. If that is not possible now, because the pool is frozen or work
+// does not end, the next flush, Trim or Close does it.
 func (p *Pool) Release(ptr uintptr) error {
 	return p.takeBack("release", ptr, false)
 }
@@ -289,7 +279,7 @@ func (p *Pool) takeBack(op string, ptr uintptr, reuse bool) error {
 	return nil
 }
 
-// give finds the owner of a block and gives it back to that.
+// give returns a block to its owner.
 func (p *Pool) give(ptr uintptr, reuse bool) error {
 	r := p.index.find(ptr)
 	switch {
@@ -313,8 +303,7 @@ func (p *Pool) giveSmall(r *region, ptr uintptr) error {
 	return err
 }
 
-// giveLarge takes a large block back, and returns it to the system if it may
-// not be handed out again.
+// giveLarge frees a large block, and returns it to the system if it may not be reused.
 func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 	l := &p.large
 	l.Lock()
@@ -336,18 +325,18 @@ func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 	return err
 }
 
-// idle are regions without live blocks, and how often a block of each had been
-// handed out then: what differs later was in use meanwhile.
+// idle has regions without live blocks, and the number of uses of each at that time: a region whose number has changed
+// was in use in the meantime.
 type idle map[*region]uint64
 
-// unchanged reports whether nothing was handed out since. It needs the owner's lock.
+// unchanged reports whether no block was allocated since. The caller must hold the owner's lock.
 func (i idle) unchanged(r *region) bool {
 	uses, listed := i[r]
 	return listed && uses == r.uses
 }
 
-// flush returns what is not live to the system and says how many bytes that was. The cache stays as it is while the
-// system's work is waited for.
+// flush returns unused memory to the system, and its size in bytes. The cache is unchanged during the wait for the
+// system's work.
 func (p *Pool) flush(op string) (released int64, err error) {
 	unused := make(idle)
 	for o := range p.owners() {
@@ -363,8 +352,7 @@ func (p *Pool) flush(op string) (released int64, err error) {
 	return p.returnUnused(unused)
 }
 
-// waitIdle waits until no work uses these regions any more. It fails if memory
-// may not move.
+// waitIdle waits until no work uses these regions. It fails if memory may not move.
 func (p *Pool) waitIdle(op string, unused idle) error {
 	if err := p.beginExchange(op); err != nil {
 		return err
@@ -378,8 +366,7 @@ func (p *Pool) waitIdle(op string, unused idle) error {
 	return wait()
 }
 
-// returnUnused returns the regions that are still idle to the system, unless
-// memory may not move by now.
+// returnUnused returns the regions that are still idle to the system, unless memory may no longer move.
 func (p *Pool) returnUnused(unused idle) (released int64, err error) {
 	if len(unused) == 0 || p.beginExchange("return memory") != nil {
 		return 0, nil
@@ -388,8 +375,8 @@ func (p *Pool) returnUnused(unused idle) (released int64, err error) {
 	return p.unmap(unused.unchanged)
 }
 
-// unmap returns regions to the system, and says how many bytes of them counted
-// as cached. The caller holds exchange.
+// unmap returns regions to the system, and the number of their bytes that counted as cached. The caller holds
+// exchange.
 func (p *Pool) unmap(which func(*region) bool) (released int64, err error) {
 	var gone []*region
 	for o := range p.owners() {
@@ -410,7 +397,7 @@ func (p *Pool) unmap(which func(*region) bool) (released int64, err error) {
 	return released, nil
 }
 
-// owners are the classes and the large blocks, each locked for its turn.
+// owners yields the classes and the large blocks, each locked during its turn.
 func (p *Pool) owners() iter.Seq[owner] {
 	return func(yield func(owner) bool) {
 		turn := func(o owner) bool {
@@ -427,7 +414,7 @@ func (p *Pool) owners() iter.Seq[owner] {
 	}
 }
 
-// Trim returns what is not handed out to the system, and how much that was.
+// Trim returns unused memory to the system, and its size.
 func (p *Pool) Trim() (int64, error) {
 	return p.flush("trim")
 }
@@ -452,8 +439,8 @@ func (p *Pool) Frozen() bool {
 	return p.frozen.Load() > 0
 }
 
-// Close returns everything to the system, which is not asked for anything afterwards; the caller has seen to it that
-// nothing uses the memory. Blocks that are still handed out are reported as an error wrapping [runtime.ErrLeak].
+// Close returns everything to the system, and makes no requests afterwards; the caller has made sure that nothing uses
+// the memory. Blocks that are still allocated are reported as an error wrapping [runtime.ErrLeak].
 func (p *Pool) Close() error {
 	p.exchange.Lock()
 	defer p.exchange.Unlock()

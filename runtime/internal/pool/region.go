@@ -6,9 +6,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// region is a mapping cut into blocks of equal size (a slab), or serving as one
-// block (a large block). Its bookkeeping lives apart from the blocks, so a
-// program that writes out of bounds or after free cannot corrupt the pool.
+// region is a mapping cut into blocks of equal size (a slab), or serving as one block (a large block). Its metadata is
+// stored apart from the blocks, so a program that writes out of bounds or after free cannot corrupt the pool.
 //
 // All fields but the constant ones are guarded by the lock of the owner.
 type region struct {
@@ -17,15 +16,14 @@ type region struct {
 	block  int      // bytes per block, constant
 	blocks int      // number of blocks, constant
 	slab   *class   // owner; nil for a large block, constant
-	carved int      // blocks handed out at least once: the first ones
-	free   []uint32 // of these, the freed ones; the last is reused first
-	live   []uint64 // one bit per block: handed out now
-	uses   uint64   // how often a block was handed out
+	carved int      // leading blocks that have been allocated at least once
+	free   []uint32 // the freed ones of these; the last is reused first
+	live   []uint64 // one bit per block: allocated now
+	uses   uint64   // number of allocations
 	gone   bool     // returned to the system
 }
 
-// newRegion cuts a mapping into blocks, from offset on. A mapping without an
-// owner is one block.
+// newRegion cuts a mapping into blocks, beginning at offset. A mapping without an owner is one block.
 func newRegion(m Mapping, offset, block int, owner *class) *region {
 	blocks := 1
 	if owner != nil {
@@ -50,9 +48,8 @@ func (r *region) liveCount() int {
 	return r.carved - len(r.free)
 }
 
-// indexed is how many bytes of the mapping the index knows: all of a slab, but
-// only the first granule of a large block, because every other address in it
-// is interior, so not one that Allocate returned.
+// indexed returns the number of bytes of the mapping in the index: all of a slab, but only the first granule of a
+// large block, because Allocate returns no other address in it.
 func (r *region) indexed() int {
 	if r.slab != nil {
 		return r.Bytes
@@ -60,7 +57,7 @@ func (r *region) indexed() int {
 	return 1
 }
 
-// take hands out a block; the region must not be full.
+// take allocates a block; the region must not be full.
 func (r *region) take() uintptr {
 	i := r.carved
 	if last := len(r.free) - 1; last >= 0 {
@@ -74,9 +71,9 @@ func (r *region) take() uintptr {
 	return r.start + uintptr(i*r.block)
 }
 
-// give takes a block back, if ptr is one that is handed out.
+// give frees a block, if ptr is the address of an allocated one.
 func (r *region) give(ptr uintptr) error {
-	offset := ptr - r.start // huge if ptr lies before
+	offset := ptr - r.start // huge if ptr is below start
 	i := offset / uintptr(r.block)
 	inside := offset % uintptr(r.block)
 	switch {

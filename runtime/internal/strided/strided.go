@@ -12,21 +12,19 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Axis is one dimension of a strided copy: its size, and by how many elements
-// a step along it moves in the destination and in the source.
+// Axis is one dimension of a strided copy: its size, and the number of elements that a step along it moves in the
+// destination and in the source.
 type Axis struct {
 	Size int // number of steps
 	Dst  int // elements of a step in the destination
 	Src  int // elements of a step in the source
 }
 
-// Axes checks the arguments of CopyStrided of [runtime.Runtime], all but the
-// addresses. It appends the dimensions worth looping over to all, in the order
-// of shape, and returns how many elements there are.
+// Axes checks the arguments of CopyStrided of [runtime.Runtime], except the addresses. It appends the dimensions that
+// need a loop to all, in the order of shape, and returns the number of elements.
 //
-// The errors wrap [runtime.ErrShape] or [runtime.ErrArgument]. Where there is
-// none, all distances in bytes between elements, also those one step further
-// along an axis, fit an int.
+// The errors wrap [runtime.ErrShape] or [runtime.ErrArgument]. Without an error, all distances in bytes between
+// elements, also one step further along an axis, fit an int.
 func Axes(all []Axis, dstStrides, srcStrides, shape []int, elemSize int) (axes []Axis, count int, err error) {
 	if len(dstStrides) != len(shape) || len(srcStrides) != len(shape) {
 		return nil, 0, fmt.Errorf("%d destination and %d source strides for rank %d: %w",
@@ -35,8 +33,7 @@ func Axes(all []Axis, dstStrides, srcStrides, shape []int, elemSize int) (axes [
 	if elemSize <= 0 || elemSize > maxExtent {
 		return nil, 0, fmt.Errorf("elements of %d bytes: %w", elemSize, runtime.ErrArgument)
 	}
-	// The array itself has to be addressable too: a product of sizes may be
-	// larger than what overlapping strides reach.
+	// The array itself has to be addressable too: a product of sizes may exceed the extent of overlapping strides.
 	total := extent(elemSize)
 	var dst, src extent
 	empty := false
@@ -65,8 +62,7 @@ func Axes(all []Axis, dstStrides, srcStrides, shape []int, elemSize int) (axes [
 	return all, int(total) / elemSize, nil
 }
 
-// extent is a number of bytes. Half of what an int holds is the limit, so that
-// one step beyond is no overflow.
+// extent is a number of bytes. Its limit is half of the largest int, so that one more step does not overflow.
 type extent uint64
 
 const maxExtent = math.MaxInt / 2
@@ -86,9 +82,8 @@ func (e *extent) multiply(n int) bool {
 	return high == 0 && low <= maxExtent
 }
 
-// Join sorts axes so that the destination is written as nearly in sequence as
-// its layout allows, and joins those that are one in both layouts. It works in
-// place; the last axis of the result is the one to go along fastest.
+// Join sorts axes so that the destination is written as sequentially as its layout allows, and joins those that are
+// contiguous in both layouts. It works in place; the last axis of the result is the innermost.
 func Join(all []Axis) []Axis {
 	slices.SortStableFunc(all, func(x, y Axis) int {
 		if Distance(x.Dst) != Distance(y.Dst) {
@@ -109,10 +104,10 @@ func Join(all []Axis) []Axis {
 	return joined
 }
 
-// continues reports whether a step along an axis is one behind the end of another one, in both layouts.
+// continues reports whether a step along an axis continues after the end of another one, in both layouts.
 func (a Axis) continues(inner Axis) bool {
 	return a.Dst == inner.Dst*inner.Size && a.Src == inner.Src*inner.Size
 }
 
-// Distance is the magnitude of a stride.
+// Distance returns the magnitude of a stride.
 func Distance(stride int) int { return max(stride, -stride) }

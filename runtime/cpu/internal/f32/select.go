@@ -1,5 +1,5 @@
-// Package f32 walks over arrays of float32, as the sparse kernels do: it selects
-// and counts by magnitude, sums and scales.
+// Package f32 has the loops of the sparse kernels over arrays of float32: they select and count by magnitude, sum and
+// scale.
 package f32
 
 import (
@@ -9,24 +9,20 @@ import (
 // MaxKey is the largest magnitude key, the key of a NaN with all bits set.
 const MaxKey = 1<<31 - 1
 
-// Key returns the magnitude key of v: the bits of |v| as an unsigned integer.
-// It orders numbers by magnitude and puts NaN above +Inf, so comparing keys is
-// a total order where comparing floats is none.
+// Key returns the magnitude key of v: the bits of |v| as an unsigned integer. Keys order numbers by magnitude and NaN
+// above +Inf; unlike floats, they have a total order.
 func Key(v float32) uint32 {
 	return math.Float32bits(v) &^ (1 << 31)
 }
 
-// SelectRange finds the elements of x whose key lies in [lo, hi], writes the
-// position (plus base) and the value of each to idx and val in ascending order
-// as long as there is room, and returns how many there are in all. idx and val
-// have the same length; what lies behind the last element written may be
-// overwritten. val may be x itself.
+// SelectRange finds the elements of x whose key is in [lo, hi]. It writes the position (plus base) and the value of
+// each to idx and val in ascending order while there is room, and returns the total number. idx and val have the same
+// length; entries after the last one may be overwritten. val may be x itself.
 func SelectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
 	return selectRange(x, base, lo, hi, idx, val, false)
 }
 
-// TakeRange is SelectRange that makes zero in x what it writes to idx and val,
-// which is not x.
+// TakeRange is SelectRange that also clears the elements in x that it writes to idx and val; val must not be x.
 func TakeRange(x []float32, base int32, lo, hi uint32, idx []int32, val []float32) (total int) {
 	return selectRange(x, base, lo, hi, idx, val, true)
 }
@@ -43,8 +39,8 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 		if len(x) == 0 {
 			return total
 		}
-		// The tail of x, or less room left than the block kernel needs: go on
-		// element by element, but only where there is something to find.
+		// The tail of x, or less room than the block kernel needs: continue element by element, but only where there
+		// are any to select.
 		part := x[:min(len(x), selectStep)]
 		if CountRange(part, lo, hi) > 0 {
 			total += selectEach(part, base, lo, hi-lo, idx[total:], val[total:], take)
@@ -57,9 +53,8 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 	}
 }
 
-// AddSelectRange makes every element of x from[i] + grad[i]*factor, in one pass
-// with SelectRange, or TakeRange. The product is rounded first. from may be x, val
-// may not. streaming asks for stores that bypass the caches, as in
+// AddSelectRange sets every element of x to from[i] + grad[i]*factor, in one pass with SelectRange or TakeRange. The
+// product is rounded first. from may be x, val may not. streaming requests stores that bypass the caches, as in
 // [github.com/tutti-go/tutti/internal/hostops.Reduce].
 func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32,
 	idx []int32, val []float32, take, streaming bool) (total int) {
@@ -75,8 +70,7 @@ func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi 
 	return found + selectRange(x[done:], base+int32(done), lo, hi, idx[found:], val[found:], take)
 }
 
-// selectStep is how many elements SelectRange looks at between two attempts
-// of the block kernel.
+// selectStep is the number of elements between two attempts of the block kernel in SelectRange.
 const selectStep = 256
 
 // selectEach is selectRange one element at a time; keys are in [lo, lo+width].
@@ -116,9 +110,8 @@ func CountRange(x []float32, lo, hi uint32) (total int) {
 // so that both give the same bits.
 const lanes = 16
 
-// Sum returns the sum of x, accumulated in float64. It and SquaredDeviations
-// are meant for blocks of a few thousand elements: the caller adds those up, and
-// the garbage collector waits for one block at most.
+// Sum returns the sum of x, accumulated in float64. Like SquaredDeviations it is meant for blocks of a few thousand
+// elements, whose results the caller adds up, so that the garbage collector waits for one block at most.
 func Sum(x []float32) float64 {
 	var acc [lanes]float64
 	done := sumBlocks(x, &acc)

@@ -7,9 +7,8 @@ import (
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
-// selectChunk is the number of elements that one call of a kernel handles: as
-// it bounds the time that the garbage collector waits. It is a
-// multiple of all block sizes.
+// selectChunk is the number of elements that one call of a kernel handles, which bounds the time that the garbage
+// collector waits. It is a multiple of all block sizes.
 const selectChunk = simd.Chunk / 4
 
 // addTile is the number of elements that addSelectAVX2 has in the cache at a time.
@@ -30,9 +29,8 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 	}
 }
 
-// addSelectBlocks goes on to add where selectBlocks would stop for lack of room:
-// all elements before added have their gradient, those before done are selected
-// from.
+// addSelectBlocks continues to add where selectBlocks would stop for lack of room: all elements before added have
+// their gradient, and those before done are selected from.
 func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32,
 	idx []int32, val []float32, take, streaming bool) (added, done, found int) {
 	if !simd.AVX2 {
@@ -52,7 +50,7 @@ func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, wi
 			found += f
 		}
 		added += a
-		if done < added { // out of room: from now on, only add
+		if done < added { // no room is left: only add from now on
 			idx = idx[:found]
 			val = val[:found]
 		}

@@ -2,8 +2,7 @@
 
 package f32
 
-// Without vector kernels no element is handled in blocks: the functions of
-// select.go do all of them one by one.
+// Without vector kernels no element is handled in blocks: the functions of select.go handle all of them one by one.
 
 func selectBlocks([]float32, int32, uint32, uint32, []int32, []float32, bool) (done, found int) {
 	return 0, 0

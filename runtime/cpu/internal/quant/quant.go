@@ -1,4 +1,4 @@
-// Package quant writes arrays of float32 in the codecs of package runtime, and reads them.
+// Package quant encodes and decodes arrays of float32 with the codecs of package runtime.
 package quant
 
 import (
@@ -17,14 +17,14 @@ const (
 	block = kernel.CodecBlock
 	group = kernel.CodecGroup
 
-	infinity = 0x7f800000 // magnitudes from here on are not finite
+	infinity = 0x7f800000 // the smallest magnitude that is not finite
 	signBit  = 1 << 31
 	largest  = math.MaxFloat32
 )
 
 var le = binary.LittleEndian
 
-// scaleAt returns where the scale of value i is.
+// scaleAt returns the offset of the scale of value i.
 func scaleAt(c kernel.Codec, i int) int {
 	switch c {
 	case kernel.CodecI2:
@@ -35,13 +35,13 @@ func scaleAt(c kernel.Codec, i int) int {
 	return i / block * 2
 }
 
-// Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
-// what rounding loses; it may be src.
+// Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, receives the rounding
+// errors; it may be src.
 func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 	encode(c, dst, src, lost, false)
 }
 
-// EncodeList is Encode of the values of a list, which CodecI2 codes in another way than those of an array.
+// EncodeList is Encode for the values of a list, which CodecI2 encodes differently from those of an array.
 func EncodeList(c kernel.Codec, dst []byte, src, lost []float32) {
 	encode(c, dst, src, lost, true)
 }
@@ -49,7 +49,7 @@ func EncodeList(c kernel.Codec, dst []byte, src, lost []float32) {
 func encode(c kernel.Codec, dst []byte, src, lost []float32, list bool) {
 	scales := dst[:c.ScaleBytes(len(src))]
 	codes := dst[c.ScaleBytes(len(src)):]
-	// The last codes and scales are not written whole.
+	// The last codes and scales are written only partly.
 	clear(codes[max(len(codes)-4, 0):])
 	clear(scales[max(len(scales)-4, 0):])
 	size := sizeOf(c)
@@ -94,7 +94,7 @@ func encode(c kernel.Codec, dst []byte, src, lost []float32, list bool) {
 	}
 }
 
-// lose stores what values lose: their differences to what is decoded, 0 where that is not finite.
+// lose stores rounding errors: the differences from the decoded values, 0 if these are not finite.
 func lose(losses, x, decoded []float32) {
 	for j, v := range x {
 		losses[j] = 0
@@ -104,7 +104,7 @@ func lose(losses, x, decoded []float32) {
 	}
 }
 
-// Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores them or adds them.
+// Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores or adds them.
 func Decode(c kernel.Codec, dst []float32, src []byte, n int, add bool) {
 	scales := src[:c.ScaleBytes(n)]
 	codes := src[c.ScaleBytes(n):]
@@ -132,7 +132,7 @@ func Decode(c kernel.Codec, dst []float32, src []byte, n int, add bool) {
 	}
 }
 
-// sizeOf returns how many values are encoded and decoded at a time: those that have a scale in common, or many.
+// sizeOf returns the number of values that are encoded and decoded at a time: those with a common scale, or many.
 func sizeOf(c kernel.Codec) int {
 	if c >= kernel.CodecFP8 && c != kernel.CodecI2 {
 		return block
@@ -145,7 +145,7 @@ func halves(code []byte, n int) []uint16 {
 	return hostmem.Slice[uint16](hostmem.Addr(code), n)
 }
 
-// decodeBlock decodes values with a scale in common.
+// decodeBlock decodes values with a common scale.
 func decodeBlock(c kernel.Codec, y []float32, code, scale []byte) {
 	switch c {
 	case kernel.CodecF32:
@@ -196,7 +196,7 @@ func bf16(b []byte) float32 {
 	return math.Float32frombits(uint32(le.Uint16(b)) << 16)
 }
 
-// fp8 are the values of the FP8E4M3 patterns.
+// fp8 has the value of each FP8E4M3 pattern.
 var fp8 = func() (values [256]float32) {
 	var patterns [256]byte
 	for i := range patterns {
@@ -208,7 +208,7 @@ var fp8 = func() (values [256]float32) {
 	return values
 }()
 
-// toBF16 rounds a number that is not negative to BF16: not beyond the largest, and 0 if it is subnormal.
+// toBF16 rounds a number that is not negative to BF16: at most the largest finite one, and 0 if it is subnormal.
 func toBF16(v float32) uint16 {
 	b := math.Float32bits(v)
 	if v != v {
@@ -221,7 +221,7 @@ func toBF16(v float32) uint16 {
 	return uint16(b)
 }
 
-// round returns the nearest integer, of two the even one, of a number below 2^22.
+// round returns the integer nearest to a number below 2^22, with ties to even.
 func round(v float32) int32 {
 	return int32(math.Float32bits(v+1.5*(1<<23)) - 0x4b400000)
 }
@@ -283,7 +283,7 @@ func encodeFP8(scaleAt, codes []byte, x, decoded []float32) {
 	}
 }
 
-// narrow writes 16-bit floats, and stores what they decode to if that is wanted.
+// narrow writes 16-bit floats, and stores their decoded values if wanted.
 func narrow(c kernel.Codec, code []byte, x, decoded []float32, wanted bool) {
 	h := halves(code, len(x))
 	limit := uint32(0x477fe000)
@@ -345,7 +345,7 @@ func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 	}
 }
 
-// bins are the codes of the values of a group, and the partial sums of those with each code.
+// bins are the codes of a group's values, and the partial sums for each code.
 type bins struct {
 	codes [group]byte // of two bits
 	parts [4]partial  // partial sums, by code
@@ -364,7 +364,7 @@ func encodeBins(tableAt, codes []byte, x, decoded []float32) {
 		}
 	}
 	shift := float32(total(&parts[0]) / n)
-	if !finite(shift) { // and so is a value
+	if !finite(shift) { // some value is not finite
 		spoil(tableAt, codes, decoded)
 		return
 	}
@@ -395,18 +395,18 @@ func encodeBins(tableAt, codes []byte, x, decoded []float32) {
 	g.put(tableAt, codes, shift, decoded)
 }
 
-// Halves of a list's values of a sign are told apart by their magnitudes, of which a histogram has sixteen bars for
+// The values of a list with one sign are divided into halves by their magnitudes, in a histogram with sixteen bars for
 // each octave.
 const (
-	barShift   = 19 // of a magnitude's bits, to its bar
+	barShift   = 19 // shift from a magnitude's bits to its bar
 	octaveBars = 16
-	octaves    = 8 // that are told apart, up to the octave of the largest magnitude
+	octaves    = 8 // octaves of the histogram, up to the octave of the largest magnitude
 	barCount   = octaves * octaveBars
 	allBars    = 1 << (32 - barShift)
 	signBars   = allBars / 2
 )
 
-// encodeHalves writes a group of a list in CodecI2: of each sign the smaller values and the larger ones.
+// encodeHalves writes a group of a list in CodecI2: for each sign, the smaller and the larger values.
 func encodeHalves(tableAt, codes []byte, x, decoded []float32) {
 	var g bins
 	var bars [allBars]uint16
@@ -423,7 +423,7 @@ func encodeHalves(tableAt, codes []byte, x, decoded []float32) {
 		spoil(tableAt, codes, decoded)
 		return
 	}
-	lowest := (top/octaveBars - (octaves - 1)) * octaveBars // bar that is told apart
+	lowest := (top/octaveBars - (octaves - 1)) * octaveBars // the first bar of the histogram
 	thresholds := [2]uint32{
 		threshold(positive, lowest),
 		threshold(negative, lowest),
@@ -444,9 +444,9 @@ func encodeHalves(tableAt, codes []byte, x, decoded []float32) {
 	g.put(tableAt, codes, 0, decoded)
 }
 
-// threshold returns the magnitude from which on values of a sign are in the larger half: where their means, of the
-// middles of bars, lose the fewest squares. It is 0 if one bar has all values. All numbers are integers, but for the
-// quotients that are compared.
+// threshold returns the lowest magnitude of the larger half of the values with one sign: the one for which the means,
+// of the middles of bars, lose the fewest squares. It is 0 if one bar has all values. All numbers are integers, except
+// the compared quotients.
 func threshold(bars []uint16, lowest int) uint32 {
 	var counts [barCount]uint64
 	first := max(lowest, 0)
@@ -488,12 +488,12 @@ func threshold(bars []uint16, lowest int) uint32 {
 }
 
 // middle returns the middle of a bar, in units of half a bar of the first octave. The square of the sum of a group has
-// less than 53 bits.
+// fewer than 53 bits.
 func middle(bar int) uint64 {
 	return uint64(33+2*(bar%octaveBars)) << (bar / octaveBars)
 }
 
-// put writes the codes of a group, and the table with the mean of the values of each, to which shift is added.
+// put writes the codes of a group, and the table with the mean of the values for each, plus shift.
 func (g *bins) put(tableAt, codes []byte, shift float32, decoded []float32) {
 	n := len(decoded)
 	for i := range codes[:(n+3)/4] {
@@ -511,13 +511,13 @@ func (g *bins) put(tableAt, codes []byte, shift float32, decoded []float32) {
 	putTable(tableAt, codes, table, decoded)
 }
 
-// spoil writes a group of which a value is not finite.
+// spoil writes a group with a value that is not finite.
 func spoil(tableAt, codes []byte, decoded []float32) {
 	clear(codes[:(len(decoded)+3)/4])
 	putTable(tableAt, codes, [4]float32{nan, nan, nan, nan}, decoded)
 }
 
-// countCodes counts how many of n values have each code.
+// countCodes counts the occurrences of each code among n values.
 func countCodes(codes []byte, n int) (counts [4]int) {
 	const lower = 0x5555555555555555
 	for len(codes) > 0 {
@@ -529,11 +529,11 @@ func countCodes(codes []byte, n int) (counts [4]int) {
 		counts[2] += bits.OnesCount64(high &^ low)
 		counts[3] += bits.OnesCount64(low & high)
 	}
-	counts[0] = n - counts[1] - counts[2] - counts[3] // what fills the last byte is 0
+	counts[0] = n - counts[1] - counts[2] - counts[3] // the padding of the last byte is 0
 	return counts
 }
 
-// putTable writes the table of a group, and what its codes decode to.
+// putTable writes the table of a group, and the values that its codes decode to.
 func putTable(tableAt, codes []byte, table [4]float32, decoded []float32) {
 	for b, v := range table {
 		le.PutUint32(tableAt[4*b:], math.Float32bits(v))
@@ -542,10 +542,10 @@ func putTable(tableAt, codes []byte, table [4]float32, decoded []float32) {
 	decodeBlock(kernel.CodecI2, decoded[done:], codes[done/4:], tableAt)
 }
 
-// partial are the partial sums that CodecI2 is specified with.
+// partial are the partial sums in the specification of CodecI2.
 type partial = [256]float64
 
-// total adds them up, halves onto halves.
+// total adds partial sums by repeated halving.
 func total(p *partial) float64 {
 	for half := len(p) / 2; half > 0; half /= 2 {
 		low := p[:half]

@@ -7,8 +7,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// The vectorised functions return how many values from the first on they handled: whole blocks, at most
-// simd.Chunk bytes, none without AVX2.
+// The vectorized functions return how many leading values they handled: whole blocks, at most simd.Chunk bytes, none
+// without AVX2.
 
 const step = simd.Chunk / 4
 
@@ -46,7 +46,7 @@ func decodeBlocks(c kernel.Codec, dst []float32, codes, scales []byte, add bool)
 	return 0
 }
 
-// sumGroup stores the partial sums of a whole group, and reports whether it did.
+// sumGroup stores the partial sums of a whole group. It returns false if it cannot.
 func sumGroup(x []float32, parts *partial) bool {
 	if !simd.AVX2 || len(x) != group {
 		return false
@@ -55,7 +55,7 @@ func sumGroup(x []float32, parts *partial) bool {
 	return true
 }
 
-// centerGroup makes centered the values of a group less shift, and parts the partial sums of their squares.
+// centerGroup sets centered to the values of a group less shift, and parts to the partial sums of their squares.
 func centerGroup(centered, x []float32, shift float32, parts *partial) {
 	groupCenterAVX2(&centered[0], &x[0], shift, parts)
 }
@@ -66,7 +66,7 @@ func binGroup(bins *[group]byte, centered []float32, scale float32, parts *[4]pa
 	groupBinSumsAVX2(&bins[0], &centered[0], parts)
 }
 
-// halveGroup stores the codes of a whole group of a list, and the partial sums of each, and reports whether it did.
+// halveGroup stores the codes of a whole group of a list, and the partial sums of each. It returns false if it cannot.
 func halveGroup(g *bins, x []float32, thresholds [2]uint32) bool {
 	if !simd.AVX2 || len(x) != group {
 		return false
