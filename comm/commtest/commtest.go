@@ -77,8 +77,8 @@ type Backend struct {
 	Unsupported func(dt dtype.DType, op comm.ReduceOp) bool
 
 	// Calls is how many calls two cases make in a row on one communicator. 0 means 4,160, or with [Extended] or
-	// TUTTI_EXTENDED set some more than 65,536, the number at which counters of 16 bits wrap around. Set fewer only if
-	// a slow call would make the suite take minutes.
+	// TUTTI_EXTENDED set some more than 65,536, the number at which counters of 16 bits wrap around; 1,040 under the
+	// race detector. Set fewer only if a slow call would make the suite take minutes.
 	Calls int
 
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
