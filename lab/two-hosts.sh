@@ -18,6 +18,8 @@ remove() { # the cable ends with the namespaces
 	for host in 0 1; do ip netns delete "$name-$host" 2>/dev/null || true; done
 }
 trap remove EXIT
+trap 'exit 143' TERM # or bash ends without the above
+trap 'exit 130' INT
 for host in 0 1; do
 	ip netns add "$name-$host"
 	ip -n "$name-$host" link set lo up
