@@ -2,42 +2,76 @@ package local
 
 import "sync/atomic"
 
-// claim says which chunks of the running collective nobody has taken: those numbered from low to high-1. One word
-// holds the low byte of the collective's number, which tells slots of the ring apart, low and high.
+// claim says which chunks of the running collective nobody has taken. They are in ranges, as many as ranks can work at
+// the same time. A rank takes the chunks of its own range first, so that ranks that come together do not wait for one
+// cache line, and each works on a part of the buffers that its caches may still have. Then it takes those of others,
+// who may be computing.
 //
-// To take a chunk is one addition. Where ranks compare and swap the word, all but one of those that come at the same
-// time fail and fetch its line again. Ranks that find no chunk leave low or high beyond the other: both
-// begin far enough from the ends of their fields for one addition by each goroutine.
-type claim struct{ word atomic.Uint64 }
+// Between 8 goroutines, an allreduce of 128 KiB takes 0.6 of the time that it takes if all ranks take chunks
+// from the two ends of one range (lab/results/host/goroutines-take-chunks.csv).
+type claim struct {
+	offered atomic.Uint64 // the last offer; 0 before the first
+	ranges  []chunkRange  // at least one
+}
 
+// chunkRange is a part of the chunks.
+type chunkRange struct {
+	taken atomic.Uint64 // the offer's number, and the first chunk of the range that nobody has taken; 0 before the first
+	_     [2 * lineBytes]byte
+}
+
+// offer is the chunks of a collective: its number plus one, and how many they are.
+type offer uint64
+
+// chunkBits are those of a count of chunks, or the number of one, below the number of an offer.
 const (
-	boundBits  = 28
-	boundMask  = 1<<boundBits - 1
-	firstChunk = 1 << (boundBits - 1)
+	chunkBits = 16
+	chunkMask = 1<<chunkBits - 1
 )
 
+func (o offer) number() uint64 { return uint64(o) >> chunkBits }
+func (o offer) seq() uint64    { return o.number() - 1 }
+func (o offer) chunks() int    { return int(o & chunkMask) }
+
 // offer makes chunks 0 to n-1 of a collective available.
-func (c *claim) offer(seq uint64, n int) {
-	c.word.Store(seq<<(2*boundBits) | firstChunk<<boundBits | uint64(firstChunk+n))
-}
+func (c *claim) offer(seq uint64, n int) { c.offered.Store((seq+1)<<chunkBits | uint64(n)) }
 
-// available reports whether there are chunks to take.
-func (c *claim) available() bool {
-	v := c.word.Load()
-	return v>>boundBits&boundMask < v&boundMask
-}
+// last returns the last offer.
+func (c *claim) last() offer { return offer(c.offered.Load()) }
 
-// take claims a chunk, and returns the low byte of the collective's number. It is called when a chunk was
-// available. Even ranks take chunks from the low end and odd ranks from the high end, so that a
-// rank mostly works on the same part of a buffer that it sees again and again, and
-// may still have it in its cache.
-func (c *claim) take(rank int) (seq uint64, chunk int, ok bool) {
-	if rank%2 == 0 {
-		v := c.word.Add(1 << boundBits)
-		low := v>>boundBits&boundMask - 1
-		return v >> (2 * boundBits), int(low) - firstChunk, low < v&boundMask
+// take claims a chunk of an offer. If there is none, all of that offer's are taken, for good.
+func (c *claim) take(o offer, rank int) (chunk int, ok bool) {
+	ranges := len(c.ranges)
+	for i := range ranges {
+		r := (rank + i) % ranges
+		begin := r * o.chunks() / ranges
+		end := (r + 1) * o.chunks() / ranges
+		if begin == end {
+			continue
+		}
+		if chunk, ok := c.ranges[r].take(o.number(), begin, end); ok {
+			return chunk, true
+		}
 	}
-	v := c.word.Add(^uint64(0)) // one less
-	high := v & boundMask
-	return v >> (2 * boundBits), int(high) - firstChunk, v>>boundBits&boundMask <= high
+	return 0, false
+}
+
+// take claims a chunk of the range, whose chunks are those from begin to end-1 in the offer of a number.
+func (r *chunkRange) take(number uint64, begin, end int) (chunk int, ok bool) {
+	for {
+		taken := r.taken.Load()
+		next := begin
+		switch {
+		case taken>>chunkBits > number:
+			return 0, false // by now, there is a later offer
+		case taken>>chunkBits == number:
+			next = int(taken & chunkMask)
+		}
+		if next == end {
+			return 0, false
+		}
+		if r.taken.CompareAndSwap(taken, number<<chunkBits|uint64(next+1)) {
+			return next, true
+		}
+	}
 }

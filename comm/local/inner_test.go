@@ -140,6 +140,54 @@ func TestSpinOutgrowsWaking(t *testing.T) {
 	assert.Zero(t, yields, "nobody waits for this processor")
 }
 
+// TestSpinRemembersLongWaits has short waits between long ones, of ranks that wait for the chunk of another: nobody
+// waits for their processors.
+func TestSpinRemembersLongWaits(t *testing.T) {
+	h := newHabit()
+	yields := 0
+	for range 20 {
+		for range 3 {
+			spelled(h, 3*time.Microsecond, false)
+		}
+		yields, _ = spelled(h, 20*time.Microsecond, false)
+	}
+	assert.Zero(t, yields)
+}
+
+// firstErr is a context that does something when it is first asked for its error: a wait asks after it has looked in vain.
+type firstErr struct {
+	context.Context
+	once sync.Once
+	do   func()
+}
+
+// Err implements [context.Context].
+func (c *firstErr) Err() error {
+	c.once.Do(c.do)
+	return c.Context.Err()
+}
+
+// TestWaitsForChunksAreLearned: a rank that waits for others, and then does the chunks of the collective that begins
+// when these come, knows by its next wait that it has waited.
+func TestWaitsForChunksAreLearned(t *testing.T) {
+	const n = 1 << 16
+	comms, _, _ := tellingWorld(t)
+	long := [2][]int32{make([]int32, n), make([]int32, n)}
+	call := func(r int) error {
+		a := hostmem.Addr(hostmem.Bytes(long[r]))
+		return comms[r].AllReduce(a, a, n, dtype.I32, comm.Sum)
+	}
+	h := &comms[0].(*communicator).e.habit
+	const total = 64 * time.Microsecond // neither of the bounds, so that it changes by whatever is learned
+	h.slice.Store(int64(maxSpin))
+	h.total.Store(int64(total))
+	ctx := &firstErr{Context: t.Context(), do: func() { assert.NoError(t, call(1)) }}
+	require.NoError(t, call(0))
+	require.NoError(t, comms[0].Sync(ctx))
+	assert.EqualValues(t, 2*total, h.total.Load(), "a wait of no time")
+	require.NoError(t, comms[1].Sync(t.Context()))
+}
+
 // TestSpinLeavesLongWaitsAlone: where waits take milliseconds, ranks spin for a microsecond.
 func TestSpinLeavesLongWaitsAlone(t *testing.T) {
 	h := newHabit()
@@ -175,30 +223,81 @@ func TestSpinEndsWithoutAClock(t *testing.T) {
 	}
 }
 
-// TestClaimHandsOutEachChunkOnce has goroutines take the chunks of one collective after the other.
+// newClaim returns a claim with a range for each rank.
+func newClaim(ranks int) *claim { return &claim{ranges: make([]chunkRange, ranks)} }
+
+// TestClaimHandsOutEachChunkOnce has goroutines take the chunks of one offer after the other. Two try the offers before
+// as well, as ranks do that were interrupted before they take.
 func TestClaimHandsOutEachChunkOnce(t *testing.T) {
 	const ranks = 9
-	for seq, chunks := range []int{1, 2, 3, ranks, 10 * ranks, 1000, maxChunks} {
-		var c claim
-		c.offer(uint64(seq)+ringSize, chunks)
+	counts := []int{1, 2, 3, ranks - 1, ranks, 10 * ranks, 1000, 1, maxChunks, 2}
+	c := newClaim(ranks)
+	var before offer
+	for seq, chunks := range counts {
+		c.offer(uint64(seq), chunks)
+		last := c.last()
+		assert.EqualValues(t, seq, last.seq())
 		var takers sync.WaitGroup
 		taken := make([]atomic.Int32, chunks)
 		for r := range ranks {
 			takers.Go(func() {
-				for c.available() {
-					s, chunk, ok := c.take(r)
-					assert.Equal(t, uint64(seq)+ringSize, s)
+				for more := true; more; {
+					if r < 2 && seq > 0 {
+						chunk, ok := c.take(before, r)
+						assert.False(t, ok, "chunk %d of offer %d after offer %d", chunk, seq-1, seq)
+					}
+					chunk, ok := c.take(last, r)
 					if ok {
 						taken[chunk].Add(1)
 					}
+					more = ok
 				}
-				_, _, ok := c.take(r) // of a rank that saw one and was late
-				assert.False(t, ok)
 			})
 		}
 		takers.Wait()
 		for i := range taken {
 			assert.EqualValues(t, 1, taken[i].Load(), "chunk %d of %d", i, chunks)
+		}
+		before = last
+	}
+}
+
+// TestRanksTakeTheirRangesFirst: ranks that come together take chunks of ranges that do not meet, the same ones in each
+// collective. The chunks of those that do not come are left to whoever has none any more.
+func TestRanksTakeTheirRangesFirst(t *testing.T) {
+	const ranks = 4
+	const chunks = 8
+	c := newClaim(ranks)
+	for seq := range uint64(3) {
+		c.offer(seq, chunks)
+		taken := map[int][]int{}
+		for range chunks / 2 { // of two ranks in turn
+			for _, r := range []int{1, 2} {
+				chunk, ok := c.take(c.last(), r)
+				require.True(t, ok)
+				taken[r] = append(taken[r], chunk)
+			}
+		}
+		assert.Equal(t, map[int][]int{1: {2, 3, 6, 0}, 2: {4, 5, 7, 1}}, taken)
+		for r := range ranks {
+			_, ok := c.take(c.last(), r)
+			assert.False(t, ok, "rank %d", r)
+		}
+	}
+}
+
+// TestOneRankTakesAll: the ranks of a world that has more of them than ranges come in any order, and one may do
+// everything.
+func TestOneRankTakesAll(t *testing.T) {
+	for _, ranges := range []int{1, 2, 3, 8} {
+		for rank := range 2 * ranges {
+			c := newClaim(ranges)
+			c.offer(0, 5)
+			var taken []int
+			for chunk, ok := c.take(c.last(), rank); ok; chunk, ok = c.take(c.last(), rank) {
+				taken = append(taken, chunk)
+			}
+			assert.ElementsMatch(t, []int{0, 1, 2, 3, 4}, taken, "rank %d, %d ranges", rank, ranges)
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (e *endpoint) sleep(ctx context.Context) error {
 	defer w.leaveLot(p)
 	// Events before others could see that this rank sleeps. Another wait of the rank may finish its small collective
 	// between the first two looks, which the second one sees.
-	if e.mayFinish() || e.done() || w.failure.Load() != nil || w.front.claim.available() || w.front.jobs.Load() > 0 {
+	if e.mayFinish() || e.done() || w.failure.Load() != nil || e.mayHelp() {
 		return nil
 	}
 	select {
@@ -23,6 +23,12 @@ func (e *endpoint) sleep(ctx context.Context) error {
 	case <-ctx.Done():
 		return comm.ContextError(ctx)
 	}
+}
+
+// mayHelp reports whether there may be work for another rank to help with.
+func (e *endpoint) mayHelp() bool {
+	front := &e.world.front
+	return e.exhausted.Load() != uint64(front.claim.last()) || front.jobs.Load() > 0
 }
 
 func (w *world) enterLot(e *endpoint) *waiter {

@@ -136,11 +136,14 @@ func (e *endpoint) finishTold() bool {
 // help does one piece of work that is waiting for somebody, if there is any.
 func (e *endpoint) help() bool {
 	w := e.world
-	if w.front.claim.available() {
-		if seq, chunk, ok := w.front.claim.take(e.rank); ok {
-			e.helpCollective(w.slot(seq), chunk)
+	last := w.front.claim.last()
+	if e.exhausted.Load() != uint64(last) {
+		chunk, ok := w.front.claim.take(last, e.rank)
+		if ok {
+			e.helpCollective(w.slot(last.seq()), chunk)
 			return true
 		}
+		e.exhausted.Store(uint64(last))
 	}
 	return w.front.jobs.Load() > 0 && e.helpMessage()
 }

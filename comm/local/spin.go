@@ -58,7 +58,9 @@ func (h *habit) learn(s *spell) {
 	case s.spinning && waited > slice/2:
 		slice = min(2*slice, maxSpin)
 	case s.spinning:
-		slice = max(slice/2, 2*waited, minSpin)
+		// Little by little: in turn with short waits there may be long ones, as for another rank's chunk, and a rank that
+		// yields on an idle machine is moved to another thread while the others wait for it.
+		slice = max(slice-slice/8, 2*waited, minSpin)
 	}
 	if s.slice != slice {
 		h.slice.Store(int64(slice))

@@ -53,6 +53,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 			return e.failedWith(f)
 		}
 		if e.help() {
+			e.habit.learn(&s) // ranks come to a collective one after the other: a wait for its chunks is one for peers
 			s = e.habit.begin()
 			continue
 		}

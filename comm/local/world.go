@@ -189,6 +189,8 @@ type endpoint struct {
 	next   *endpoint   // in a driver's list of those whose backlog may go on (driver.go); that driver's; nil at its end
 	linked atomic.Bool // it is in such a list
 
+	exhausted atomic.Uint64 // the last offer of which the rank found all chunks taken; 0 before that
+
 	results [2]uintptr // of a small collective; guarded by mu
 	sources []uintptr  // of a part of one, by rank; guarded by mu
 	quiet   bool       // the world has aborted, and nobody touches this rank's buffers any more; guarded by mu
@@ -284,6 +286,7 @@ func newWorld(size int, s seats) *world {
 		s.missing.Store(int32(size) + 1)
 	}
 	w.slots[0].missing.Store(int32(size)) // nothing precedes it
+	w.front.claim.ranges = make([]chunkRange, workers)
 	w.makeCells()
 	for r := range w.ranks {
 		w.ranks[r] = newEndpoint(w, r)
