@@ -12,6 +12,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,6 +119,27 @@ func TestHostsOfOneMachine(t *testing.T) {
 	said := strings.Split(strings.TrimSpace(stdout), "\n")
 	slices.Sort(said)
 	assert.Equal(t, []string{"0: 0 of 3", "1: 1 of 3", "2: 2 of 3"}, said)
+}
+
+// Launchers of one machine share its processors, and refuse more bound ranks than these.
+func TestBoundHostsOfOneMachine(t *testing.T) {
+	t.Parallel()
+	const hosts = "localhost:1,127.0.0.1:1"
+	cmd, _ := spreadJob(t, fakeSSH, "--bind", "--no-prefix", "--hosts", hosts, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+	stdout, stderr, code := finish(cmd)
+	switch {
+	case runtime.GOOS != "linux":
+		assert.Equal(t, 1, code)
+		assert.Contains(t, stderr, "ranks can be bound to processors on Linux only")
+	case runtime.NumCPU() < 2:
+		assert.Equal(t, 1, code)
+		assert.Contains(t, stderr, "2 ranks on")
+	default:
+		require.Zero(t, code, stderr)
+		said := strings.Split(strings.TrimSpace(stdout), "\n")
+		require.Len(t, said, 2)
+		assert.NotEqual(t, said[0], said[1])
+	}
 }
 
 // A job whose secret is in a file, or random, has it in no variable of ssh.

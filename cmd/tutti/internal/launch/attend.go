@@ -54,6 +54,7 @@ type assignment struct {
 	Wait        time.Duration `json:"wait"`        // until all machines have come
 	Grace       time.Duration `json:"grace"`       // between the signal that ends ranks and SIGKILL
 	Silence     time.Duration `json:"silence"`     // after which this launcher is lost if nothing comes from it
+	Bind        bool          `json:"bind"`        // each rank has processors that no other has
 	NoPrefix    bool          `json:"noPrefix"`    // lines do not begin with the rank
 	Color       bool          `json:"color"`       // prefixes have colors
 }
@@ -208,6 +209,7 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Max = t.Max
 	cfg.Wait = t.Wait
 	cfg.Grace = t.Grace
+	cfg.Bind = t.Bind
 	cfg.NoPrefix = t.NoPrefix
 	cfg.Color = t.Color
 }

@@ -365,6 +365,7 @@ func (s *spread) assignment(h *remote) assignment {
 		Wait:        s.Wait,
 		Grace:       s.Grace,
 		Silence:     s.silence,
+		Bind:        s.Bind,
 		NoPrefix:    s.NoPrefix,
 		Color:       s.Color,
 	}

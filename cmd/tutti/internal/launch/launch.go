@@ -7,6 +7,7 @@
 //	attend.go   the launcher of such a host
 //	store.go    which store, and what launchers have alike there
 //	ranks.go    the processes of ranks
+//	bind*.go    the processors of ranks
 //	keeper*.go  the parent of a rank's processes, which knows them all, and its guard
 //	relay*.go   signals that mean what the ranks' program says
 //	outlet.go   output, whose reader may have stopped to read
@@ -59,6 +60,7 @@ type Config struct {
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
 	Slots      []Slots       // hosts of a job that Spread starts, in the order of their ranks; nil for Run
 	Color      bool          // prefixes have colors
+	Bind       bool          // each rank runs on processors that no other rank of the job has (bind*.go)
 	Plain      bool          // ranks write to Out and Err themselves
 	NoPrefix   bool          // lines do not begin with the rank
 	Out, Err   io.Writer     // where the ranks' output goes; Err their errors, and what the launcher says
@@ -198,6 +200,7 @@ type agent struct {
 	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
 	plan       plan                  // zero before there is one
 	env        []string              // of all ranks of this machine
+	processors []int                 // that ranks are bound to; nil if they are not
 	out        *outlet               // of the ranks' output
 	err        *outlet               // of the ranks' errors, and of what the launcher says
 	notes      io.Writer             // what the launcher says
@@ -240,6 +243,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
 	defer func() { err = flush(a.out, a.err, err) }()
 	defer a.relay(ctx)()
+	if err := a.findProcessors(); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	if err := a.connect(starting); err != nil {

@@ -143,17 +143,19 @@ func (a *agent) process(rank, local, before int) (*running, error) {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%s-%d", env.Run, a.plan.Run, before))
 	}
 	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
+	processors := a.share(local)
+	cmd.Env = append(cmd.Env, threads(processors)...)
 	if a.Plain {
 		cmd.Stdout = a.Out
 		cmd.Stderr = a.Err
 		cmd.WaitDelay = linger
-		p, err := startProcess(cmd, words, a.Grace)
+		p, err := startBound(processors, func() (*process, error) { return startProcess(cmd, words, a.Grace) })
 		if err != nil {
 			return nil, err
 		}
 		return &running{process: p, rank: rank}, nil
 	}
-	return a.capture(cmd, words, rank)
+	return a.capture(cmd, words, rank, processors)
 }
 
 // running is a rank, with what reads its output.
@@ -164,7 +166,7 @@ type running struct {
 }
 
 // capture starts a rank, and copies what it writes line by line.
-func (a *agent) capture(cmd *exec.Cmd, words []string, rank int) (*running, error) {
+func (a *agent) capture(cmd *exec.Cmd, words []string, rank int, processors []int) (*running, error) {
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -177,7 +179,7 @@ func (a *agent) capture(cmd *exec.Cmd, words []string, rank int) (*running, erro
 	defer errWrite.Close() //nolint:errcheck // the rank has it
 	cmd.Stdout = outWrite
 	cmd.Stderr = errWrite
-	p, err := startProcess(cmd, words, a.Grace)
+	p, err := startBound(processors, func() (*process, error) { return startProcess(cmd, words, a.Grace) })
 	if err != nil {
 		return nil, errors.Join(err, outRead.Close(), errRead.Close())
 	}

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package launch
+
+import "errors"
+
+// usableProcessors is an error: processes are not bound to processors here.
+func usableProcessors() ([]int, error) {
+	return nil, errors.New("ranks can be bound to processors on Linux only: leave out --bind")
+}
+
+// startBound calls start.
+func startBound(_ []int, start func() (*process, error)) (*process, error) { return start() }
