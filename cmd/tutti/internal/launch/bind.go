@@ -14,7 +14,7 @@ func (a *agent) findProcessors() (err error) {
 		return fmt.Errorf("--bind: %w", err)
 	}
 	if _, ranks := a.place(0); ranks > len(a.processors) {
-		const format = "--bind: %d ranks on %s, but processors for %d only: start fewer ranks, or leave out --bind"
+		const format = "--bind: %d ranks on %s, but processors for %d: start fewer ranks, or leave out --bind"
 		return fmt.Errorf(format, ranks, a.host, len(a.processors))
 	}
 	return nil

@@ -123,7 +123,7 @@ func TestMoreRanksThanProcessors(t *testing.T) {
 		Err:      new(buffer),
 	})
 	host, _ := os.Hostname()
-	const want = "launch: --bind: %d ranks on %s, but processors for %d only: start fewer ranks, or leave out --bind"
+	const want = "launch: --bind: %d ranks on %s, but processors for %d: start fewer ranks, or leave out --bind"
 	require.EqualError(t, err, fmt.Sprintf(want, processors+1, host, processors))
 }
 
