@@ -14,14 +14,14 @@ func (a *agent) findProcessors() (err error) {
 		return fmt.Errorf("--bind: %w", err)
 	}
 	if _, ranks := a.place(0); ranks > len(a.processors) {
-		const format = "--bind: %d ranks on %s, but processors for %d: start fewer ranks, or leave out --bind"
-		return fmt.Errorf(format, ranks, a.host, len(a.processors))
+		const remedy = "start fewer ranks, or leave out --bind"
+		return fmt.Errorf("--bind: %d ranks on %s, but processors for %d: %s", ranks, a.host, len(a.processors), remedy)
 	}
 	return nil
 }
 
-// place is where a rank of this launcher is among those of the job on this machine, and how many these are: launchers of
-// several hosts that are one machine share its processors.
+// place is where a rank of this launcher is among those of the job on this machine, and how many these are. Launchers
+// of several hosts that are one machine share its processors.
 func (a *agent) place(local int) (index, ranks int) {
 	if a.starter == nil {
 		return local, a.Ranks
