@@ -22,14 +22,19 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	wait, _ := c.submitted.begin()
+	wait, collectives := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()
 	split := c.lib.sym.Split
 	name := fmt.Sprintf("%d.%d", c.splits.Add(1), color)
 	child, err := c.derive(ctx, name, derivation{
-		stop: c.life.Err,
-		fn:   split,
+		stop: func() error {
+			if err := c.life.Err(); err != nil {
+				return err
+			}
+			return c.abandoned(collectives)
+		},
+		fn: split,
 		call: func(cell, cfg uintptr) uintptr {
 			return split.Call(c.control.handle, uintptr(color), uintptr(key), cell, cfg)
 		},
