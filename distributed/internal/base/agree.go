@@ -15,11 +15,11 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// TermsBytes is the most that terms take when they travel, which they do only between ranks that disagree: some 1,000
-// lines.
+// TermsBytes is the maximum length of terms when they are sent, which happens only between ranks that disagree: some
+// 1,000 lines.
 const TermsBytes = 32 << 10
 
-// module is this library's, whose version all ranks are to have.
+// module is the path of this library, whose version must be the same on all ranks.
 const module = "github.com/tutti-go/tutti"
 
 // Version returns the version of this library that the program was built with.
@@ -36,10 +36,9 @@ var Version = sync.OnceValue(func() string {
 	return "unknown"
 })
 
-// Agree compares terms between the ranks: their hash, which is one element of each rank,
-// and only if that differs themselves. An error is the same on every rank, and names the
-// first difference to rank 0. After an error the communicator may still write memory that stays
-// among the buffers.
+// Agree compares terms between the ranks: their hash, which is one element of each rank, and the terms themselves only
+// if the hash differs. An error is the same on every rank, and names the first difference from rank 0. After an error
+// the communicator may still write to memory of the buffers, which stays allocated.
 func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers,
 	terms string) error {
 	h := fnv.New64a()
@@ -63,7 +62,7 @@ func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Orde
 	return difference(texts)
 }
 
-// swapBytes returns every rank's bytes, which are elements of a type.
+// swapBytes returns every rank's bytes, sent as elements of a type.
 func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers,
 	local []byte, dt dtype.DType) ([][]byte, error) {
 	size := len(local)
@@ -91,7 +90,7 @@ func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *
 	return slices.Collect(slices.Chunk(all, size)), memory.Release(rt, len(*memory)-1)
 }
 
-// difference names what the first rank that differs from rank 0 has.
+// difference returns an error with the terms of the first rank that differs from rank 0.
 func difference(texts [][]byte) error {
 	lines := func(rank int) []string {
 		return strings.Split(string(bytes.TrimRight(texts[rank], "\x00")), "\n")

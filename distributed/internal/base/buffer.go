@@ -12,11 +12,10 @@ type Buffer struct {
 	Bytes int     // its length
 }
 
-// Buffers are those that hold memory.
+// Buffers are the buffers that hold memory.
 type Buffers []*Buffer
 
-// Allocate makes b hold at least bytes bytes; its content is lost when it has
-// to grow.
+// Allocate makes b hold at least bytes bytes. Its content is lost when it grows.
 func (all *Buffers) Allocate(rt runtime.Runtime, b *Buffer, bytes int) error {
 	if bytes <= b.Bytes {
 		return nil
@@ -33,7 +32,7 @@ func (all *Buffers) Allocate(rt runtime.Runtime, b *Buffer, bytes int) error {
 	return errors.Join(err, failed)
 }
 
-// Release gives the memory of all but the first buffers back; they are empty then and grow again.
+// Release frees all but the first buffers; they are empty then and can grow again.
 func (all *Buffers) Release(rt runtime.Runtime, from int) error {
 	var errs []error
 	for _, b := range (*all)[from:] {

@@ -29,9 +29,8 @@ func Address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, 
 	return p, nil
 }
 
-// SameStream checks that other's memory may take part in work on rt's: an order
-// knows the compute stream of one runtime only, and two runtimes of one GPU may
-// have a stream each.
+// SameStream checks that other's memory may take part in work on rt's stream: an order knows the compute stream of one
+// runtime only, and two runtimes of one GPU may have different streams.
 func SameStream(rt, second runtime.Runtime) error {
 	if rt.Device() != second.Device() {
 		return fmt.Errorf("%w: %v and %v", runtime.ErrDevice, rt.Device(), second.Device())
@@ -51,7 +50,7 @@ func CheckComm(c comm.Communicator) error {
 	return nil
 }
 
-// Reaches checks that there are a runtime and a communicator that reaches its memory.
+// Reaches checks that there are a runtime and a communicator that can access its memory.
 func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 	if rt == nil || c == nil {
 		return fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument)
@@ -59,9 +58,9 @@ func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 	return comm.CheckDevice(c, rt.Device())
 }
 
-// ReportLost logs that residuals of some ranks are lost, if there were more. Members of an elastic job that leave in
-// order have handed it over, of which a reducer does not know. about says of what the residuals are, in pairs as
-// [slog.Warn] has them.
+// ReportLost logs that residuals of some ranks are lost, if there were more ranks before. It does not know whether
+// members of an elastic job that left in order have handed theirs over. about describes the residuals, in pairs as for
+// [slog.Warn].
 func ReportLost(log *repeats.Log, had int, c comm.Communicator, about ...any) {
 	have := c.WorldSize()
 	if have >= had || c.Rank() != 0 {
@@ -74,7 +73,7 @@ func ReportLost(log *repeats.Log, had int, c comm.Communicator, about ...any) {
 	}
 }
 
-// CheckGradientType refuses what the kernels cannot add to a residual.
+// CheckGradientType refuses types that the kernels cannot add to a residual.
 func CheckGradientType(dt dtype.DType) error {
 	switch dt {
 	case dtype.F32, dtype.F16, dtype.BF16:

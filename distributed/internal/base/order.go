@@ -10,20 +10,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Order puts a communicator's work and a runtime's compute stream into an
-// order. If both have streams, one stream waits for the other and the host goes
-// on; otherwise the host waits.
+// Order orders a communicator's work and a runtime's compute stream. If both have streams, one stream waits for the
+// other and the host continues; otherwise the host waits.
 type Order struct {
 	rt      runtime.Runtime   // of the compute stream
-	C       comm.Communicator // whose work is ordered
+	C       comm.Communicator // its work is ordered
 	Streams comm.StreamOrder  // nil: the host waits
 	compute uintptr           // the runtime's stream
-	// pending: communication may be in flight that the compute stream does not
-	// wait for.
+	// pending means that communication may be in flight that the compute stream does not wait for.
 	pending bool
 }
 
-// DrainLimit is how long a drain waits.
+// DrainLimit is the limit of a drain.
 const DrainLimit = 5 * time.Second
 
 // NewOrder returns the order of a runtime and a communicator.
@@ -39,8 +37,7 @@ func NewOrder(rt runtime.Runtime, c comm.Communicator) Order {
 	return o
 }
 
-// CommAfterCompute lets communication submitted from now on see what the
-// compute stream was given so far.
+// CommAfterCompute makes later communication wait for everything submitted to the compute stream so far.
 func (o *Order) CommAfterCompute(ctx context.Context) error {
 	var err error
 	if o.Streams == nil {
@@ -52,8 +49,7 @@ func (o *Order) CommAfterCompute(ctx context.Context) error {
 	return err
 }
 
-// ComputeAfterComm lets work submitted to the compute stream from now on see
-// what the communicator was given so far.
+// ComputeAfterComm makes later work of the compute stream wait for everything submitted to the communicator so far.
 func (o *Order) ComputeAfterComm(ctx context.Context) error {
 	var err error
 	if o.Streams == nil {
@@ -65,8 +61,7 @@ func (o *Order) ComputeAfterComm(ctx context.Context) error {
 	return err
 }
 
-// Around submits communication between what the compute stream was given before and what it
-// is given afterwards.
+// Around submits communication between earlier and later work of the compute stream.
 func (o *Order) Around(ctx context.Context, submit func() error) error {
 	err := o.CommAfterCompute(ctx)
 	if err == nil {
@@ -78,8 +73,7 @@ func (o *Order) Around(ctx context.Context, submit func() error) error {
 	return err
 }
 
-// HostAfterAll has the host wait for everything, communication first: that is
-// the wait that ends when a peer has failed.
+// HostAfterAll makes the host wait for everything, communication first, because that wait ends when a peer has failed.
 func (o *Order) HostAfterAll(ctx context.Context) error {
 	if o.Streams != nil {
 		if err := o.C.Sync(ctx); err != nil {
@@ -89,7 +83,7 @@ func (o *Order) HostAfterAll(ctx context.Context) error {
 	return o.HostAfterCompute(ctx)
 }
 
-// HostAfterCompute has the host wait for the compute stream.
+// HostAfterCompute makes the host wait for the compute stream.
 func (o *Order) HostAfterCompute(ctx context.Context) error {
 	err := o.rt.Synchronize(ctx)
 	if err != nil && ctx.Err() != nil {
@@ -98,9 +92,9 @@ func (o *Order) HostAfterCompute(ctx context.Context) error {
 	return err
 }
 
-// DrainToFree makes sure that memory which was communicated may be freed: it has the host wait for what the compute
-// stream does not wait for, with streams too, because an event bounds no time. After an error the communicator may
-// still read and write that memory; when it was closed or aborted before, it does not.
+// DrainToFree makes sure that memory that was communicated may be freed: the host waits for communication that the
+// compute stream does not wait for. It does so with streams too, because an event has no time limit. After an error
+// the communicator may still access that memory, unless it was closed or aborted before.
 func (o *Order) DrainToFree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), DrainLimit)
 	defer cancel()
@@ -110,8 +104,8 @@ func (o *Order) DrainToFree() error {
 	return nil
 }
 
-// Drain has the host wait for what the compute stream does not wait for. A communicator that was closed or aborted has
-// nothing in flight: a Sync that says so returns when [comm.Communicator].Abort has.
+// Drain makes the host wait for communication that the compute stream does not wait for. A communicator that was
+// closed or aborted has nothing in flight: a Sync that says so returns after [comm.Communicator].Abort.
 func (o *Order) Drain(ctx context.Context) error {
 	if !o.pending {
 		return nil
@@ -123,8 +117,8 @@ func (o *Order) Drain(ctx context.Context) error {
 	return nil
 }
 
-// Submitted notes that somebody else has submitted communication which the compute stream may not wait for.
+// Submitted records that communication was submitted elsewhere which the compute stream may not wait for.
 func (o *Order) Submitted() { o.pending = true }
 
-// InFlight reports whether there may be communication that the compute stream does not wait for.
+// InFlight reports whether communication may be in flight that the compute stream does not wait for.
 func (o *Order) InFlight() bool { return o.pending }

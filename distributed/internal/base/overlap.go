@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Disjoint refuses contiguous tensors of which two share memory. role says what they are in the error.
+// Disjoint returns an error if two of the contiguous tensors share memory. role names them in the error.
 func Disjoint(role string, tensors []*runtime.Tensor) error {
 	spans := make([]span, len(tensors))
 	order := make([]int32, 0, len(tensors))
@@ -36,26 +36,26 @@ func Disjoint(role string, tensors []*runtime.Tensor) error {
 	return nil
 }
 
-// OverlapError is [comm.ErrArgument] of two tensors that share memory.
+// OverlapError returns [comm.ErrArgument] for two tensors that share memory.
 func OverlapError(role string, i, j int) error {
 	return fmt.Errorf("%w: %ss %d and %d share memory; pass a tensor once", comm.ErrArgument, role, min(i, j), max(i, j))
 }
 
-// Spans finds out which of the tensors of a step share memory. Tensors usually stay where they are from step to step:
-// that costs two comparisons each.
+// Spans finds tensors of a step that share memory. Tensors usually keep their address from step to step, which costs
+// two comparisons each.
 type Spans struct {
 	spans   []span  // by tensor
-	order   []int32 // those with elements, by address; they share no memory
+	order   []int32 // tensors with elements, by address; they share no memory
 	current uint64  // the number of the step
 }
 
 // span is the memory of a tensor.
 type span struct {
-	from, to uintptr // to is behind its last byte; equal: it is not in the order
-	step     uint64  // in which it was placed last
+	from, to uintptr // to is the address after the last byte; if equal, the tensor is not in order
+	step     uint64  // the step in which it was placed last
 }
 
-// NewSpans is for n tensors.
+// NewSpans returns Spans for n tensors.
 func NewSpans(n int) *Spans {
 	return &Spans{
 		spans:   make([]span, n),
@@ -67,8 +67,8 @@ func NewSpans(n int) *Spans {
 // NextStep begins a step, in which no tensor is placed yet.
 func (s *Spans) NextStep() { s.current++ }
 
-// Place says where tensor i is in this step. It returns the number of another one of this step that shares memory with
-// it, and -1 if there is none.
+// Place places tensor i in this step. It returns the number of another tensor of this step that shares memory with it,
+// -1 if there is none.
 func (s *Spans) Place(i int, t *runtime.Tensor) (overlap int, err error) {
 	from, err := t.Ptr()
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *Spans) Place(i int, t *runtime.Tensor) (overlap int, err error) {
 		if s.spans[overlap].step == s.current {
 			return overlap, nil
 		}
-		s.remove(overlap) // of an earlier step: it has moved, or is left out
+		s.remove(overlap) // placed in an earlier step: it has moved, or takes no part
 	}
 	if from < to {
 		x.from = from
@@ -99,7 +99,7 @@ func (s *Spans) Place(i int, t *runtime.Tensor) (overlap int, err error) {
 	return -1, nil
 }
 
-// Find returns the number of a tensor that has bytes in [from, to), and -1 if there is none.
+// Find returns the number of a tensor with bytes in [from, to), -1 if there is none.
 func (s *Spans) Find(from, to uintptr) int {
 	p := s.position(from)
 	if p > 0 {
@@ -122,7 +122,7 @@ func (s *Spans) Placed(i int) bool {
 	return s.spans[i].step == s.current
 }
 
-// position returns how many tensors in the order begin before an address.
+// position returns the number of tensors in the order that begin before an address.
 func (s *Spans) position(from uintptr) int {
 	p, _ := slices.BinarySearchFunc(s.order, from, func(i int32, from uintptr) int {
 		return cmp.Compare(s.spans[i].from, from)
@@ -130,7 +130,7 @@ func (s *Spans) position(from uintptr) int {
 	return p
 }
 
-// remove takes a tensor out of the order, if it is there.
+// remove removes a tensor from the order, if it is there.
 func (s *Spans) remove(i int) {
 	x := &s.spans[i]
 	if x.from == x.to {

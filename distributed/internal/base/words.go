@@ -1,6 +1,6 @@
 package base
 
-// WordSize is the size of what travels: F32 values, I32 indices and lengths.
+// WordSize is the size of F32 values, I32 indices and lengths.
 const WordSize = 4
 
 // At returns the address of element i of an array of words.

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// terms are what all ranks of a step have to agree on, one to a line.
+// terms returns the terms on which all ranks of a step must agree, one per line.
 func (s *Reducer) terms(dt dtype.DType) string {
 	lines := []string{"version " + base.Version(), fmt.Sprintf("%d elements", s.n), dt.String(), s.Terms()}
 	cfg := reflect.ValueOf(s.cfg.Config)
@@ -25,8 +25,8 @@ func (s *Reducer) terms(dt dtype.DType) string {
 	return strings.Join(lines, "\n")
 }
 
-// Terms says where in its [Schedule] the next step is, which ranks that make the step together
-// agree on: where a step has failed on some ranks alone, the others are one ahead.
+// Terms returns the position of the next step in its [Schedule]. The ranks of a step must agree on it: if a step has
+// failed on some ranks alone, the others are one step ahead.
 func (s *Reducer) Terms() string {
 	if s.cfg.scheduleIsOver(s.steps) {
 		return "no schedule any more"

@@ -14,13 +14,13 @@ type allgather struct {
 	*engine
 	lengths  []int            // of each rank's list, in entries
 	displs   []int            // where each list begins among all of them, in entries
-	spans    []int            // the ranges of their indices, of messages without headers
-	mail     mail             // in recv, or of collectInPlace
+	spans    []int            // ranges of their indices, for messages without headers
+	mail     mail             // in recv, or for collectInPlace
 	recv     base.Buffer      // messages of all ranks; empty before the first
 	joined   listBuffer       // the lists, unpacked
 	words    int              // of a message of collectInPlace
 	lists    []kernel.Entries // per rank, in rank order
-	messages []uintptr        // of collectInPlace
+	messages []uintptr        // for collectInPlace
 }
 
 func newAllgather(e *engine) *allgather {
@@ -39,9 +39,8 @@ func newAllgather(e *engine) *allgather {
 	return g
 }
 
-// collectInPlace is collect for messages of equal length, of which each rank has
-// selected its own where it belongs ([allgatherExchange.placeSelected]). The compute
-// stream does not wait yet, and nothing is unpacked.
+// collectInPlace is collect for messages of equal length that each rank has already placed
+// ([allgatherExchange.placeSelected]). The compute stream does not wait yet, and nothing is unpacked.
 func (g *allgather) collectInPlace(ctx context.Context) {
 	if g.err != nil {
 		return
@@ -61,7 +60,7 @@ func (g *allgather) collectInPlace(ctx context.Context) {
 	g.submit(ctx)
 }
 
-// gather makes the messages of all ranks known to every rank. This rank's is where it belongs.
+// gather sends the messages of all ranks to every rank. This rank's message is already in place.
 func (g *allgather) gather(ctx context.Context, place uintptr) {
 	m := &g.mail
 	m.ptr = place
@@ -71,8 +70,8 @@ func (g *allgather) gather(ctx context.Context, place uintptr) {
 	}, m)
 }
 
-// exchangeLengths fills g.lengths with the length of every rank's list, which the
-// host waits for, and returns their sum. limit says how long they can be.
+// exchangeLengths sets g.lengths to the lengths of all ranks' lists, for which the host waits, and returns their sum.
+// limit is the maximum length.
 func (g *allgather) exchangeLengths(ctx context.Context, local kernel.Entries, limit func(rank int) int) int {
 	g.communicate(ctx, comm.AllGatherCall(local.Len, g.address(g.received), 1, dtype.I32))
 	g.read(ctx)
@@ -82,8 +81,8 @@ func (g *allgather) exchangeLengths(ctx context.Context, local kernel.Entries, l
 	return base.Displacements(g.lengths, g.displs)
 }
 
-// collect makes every rank's list known to every rank, with the lengths in g.lengths. The result
-// holds the lists one after the other; g.lists has them one by one.
+// collect sends every rank's list to every rank, given the lengths in g.lengths. The result is the concatenation of
+// the lists; g.lists has them one by one.
 func (g *allgather) collect(ctx context.Context, local kernel.Entries) kernel.Entries {
 	total := base.Displacements(g.lengths, g.displs)
 	all := exactly(g.message(&g.joined, total), total)
@@ -102,12 +101,12 @@ func (g *allgather) collect(ctx context.Context, local kernel.Entries) kernel.En
 	return all
 }
 
-// place returns where the message of a rank is in recv.
+// place returns the address of a rank's message in recv.
 func (g *allgather) place(rank int) uintptr {
 	return base.At(g.recv.Ptr, g.mail.places[rank])
 }
 
-// collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
+// collectSlots is collect for lists with lengths on the device, and room for those in g.lengths.
 func (g *allgather) collectSlots(ctx context.Context, local kernel.Entries) []kernel.Entries {
 	for r, n := range g.lengths {
 		g.mail.rooms[r] = g.slotWords(n)
@@ -130,12 +129,12 @@ func (g *allgather) collectSlots(ctx context.Context, local kernel.Entries) []ke
 	return g.lists
 }
 
-// allgatherExchange sends all selected entries everywhere, where they are added up.
+// allgatherExchange sends all selected entries to all ranks, which add them up.
 type allgatherExchange struct {
 	*allgather
-	fixed     bool // all ranks select equally many, so lengths need not travel
-	reselects bool // only the top k of the sum go into the result
-	sends     bool // ranks write their lists to each other
+	fixed     bool // all ranks select the same number, so lengths are not sent
+	reselects bool // only the top k of the sum are in the result
+	sends     bool // ranks write their lists into each other's memory
 
 	sum    listBuffer        // with reselects: the sum of all lists
 	global listBuffer        // with reselects: its k largest entries
@@ -161,9 +160,8 @@ func allgatherSized(e *engine) exchange {
 	return &allgatherExchange{allgather: newAllgather(e)}
 }
 
-// placeSelected has the lists of all ranks in one array if they travel at their
-// capacity: in symmetric memory where there is such. Lengths that are not known
-// stand in front.
+// placeSelected puts the lists of all ranks into one array if they are sent at their capacity, in symmetric memory if
+// there is any. Unknown lengths precede the lists.
 func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Entries {
 	x.sends = x.shareLists(ctx, &x.peerLists[0], n)
 	if x.sends {
@@ -214,7 +212,7 @@ func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) re
 		x.collectInPlace(ctx)
 		all.messages = x.messages
 	default:
-		room := func(int) int { return selected.N } // all have room for as many
+		room := func(int) int { return selected.N } // all have room for the same number
 		x.exchangeLengths(ctx, selected, room)
 		x.collect(ctx, selected)
 	}
@@ -222,8 +220,8 @@ func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) re
 		return all
 	}
 	x.arriveAll(ctx, all)
-	// The sum is the same on every rank, and so are its largest entries: no fewer
-	// than the selected ones, which are as many on each rank.
+	// The sum is the same on every rank, and so are its largest entries. It has at least as many as were selected,
+	// which is the same number on each rank.
 	sum := x.message(&x.sum, min(selected.N*x.size, x.n))
 	x.union(sum, x.lists, x.average, 0)
 	x.top[0] = exactly(x.message(&x.global, selected.N), selected.N)

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	trialElements = 1 << 24 // most elements of a trial
+	trialElements = 1 << 24 // maximum elements of a trial
 	firstElements = 1 << 14 // of the first one
-	trialSeconds  = 0.012   // most that a step of topkA takes
-	roundsSeconds = 0.15    // what the rounds of all patterns take, if all are like topkA
-	batch         = 8       // steps that are timed together, on devices with streams
-	shifts        = 1 << 12 // gradients that random numbers make, each shifted by one element
-	randomBlock   = 1 << 16 // numbers that are drawn; the others repeat them
+	trialSeconds  = 0.012   // limit of a step of topkA
+	roundsSeconds = 0.15    // time of the rounds of all patterns, if all are like topkA
+	batch         = 8       // steps timed together, on devices with streams
+	shifts        = 1 << 12 // gradients made from random numbers, each shifted by one element
+	randomBlock   = 1 << 16 // distinct random numbers; the others repeat them
 )
 
-// decide makes the choice, which is part of the step: when that is rolled back, the next one chooses
-// again, as it does on ranks that the error has kept from choosing.
+// decide makes the choice, which is part of the step: if that is rolled back, the next one chooses again, as it does
+// on ranks on which the error prevented a choice.
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.configured)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	s.become(choice.Pattern, choice)
 }
 
-// become switches to a pattern. Thresholds and partitions start anew.
+// become switches to a pattern. Thresholds and partitions start over.
 func (s *Reducer) become(pattern string, choice *Choice) {
 	cfg, err := s.configured.Choose(pattern)
 	s.check(err)
@@ -54,10 +54,10 @@ func (s *Reducer) become(pattern string, choice *Choice) {
 	s.prepare()
 }
 
-// Choice returns what the ranks found for [Auto], nil before that and for another pattern.
+// Choice returns the result of [Auto], nil before the choice and for another pattern.
 func (s *Reducer) Choice() *Choice { return s.choice }
 
-// choose has the ranks make the choice for n elements. It is collective.
+// choose makes the ranks choose a pattern for n elements. It is collective.
 func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType,
 	cfg Settings) (*Choice, error) {
 	started := time.Now()
@@ -83,7 +83,7 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	if p.order.Streams != nil {
 		p.batch = batch
 	}
-	p.cfg.Schedule = Schedule{} // clipping takes as long with every pattern
+	p.cfg.Schedule = Schedule{} // clipping takes the same time with every pattern
 	p.cfg.ClipNorm = 0
 	p.err = p.allocate()
 	usual := p.fit()
@@ -109,25 +109,25 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	return choice, nil
 }
 
-// probe measures patterns. All ranks decide by times that they have agreed on. Its first error stays, and
-// what is measured after it takes no time.
+// probe measures patterns. All ranks decide by times on which they have agreed. Its first error stays, and later
+// trials return zero times.
 type probe struct {
 	ctx    context.Context   // of the call that chooses
 	rt     runtime.Runtime   // of the tensor's memory
-	c      comm.Communicator // that the patterns are measured on
+	c      comm.Communicator // the patterns are measured on it
 	dt     dtype.DType       // of the gradients
-	order  base.Order        // of c and the compute stream
+	order  base.Order        // order of c and the compute stream
 	cfg    Settings          // of the Reducer that chooses
 	n      int               // elements of a trial
-	batch  int               // steps that are timed together, for which trialSeconds holds as well
+	batch  int               // steps timed together, which trialSeconds bounds as well
 	rng    *rand.Rand        // of gradients, seeded
-	random uintptr           // shifts elements more than a gradient
-	made   int               // gradients
-	err    error             // nil before it; later trials take no time
+	random uintptr           // array from which gradients are shifted
+	made   int               // gradients made so far
+	err    error             // the first error; later trials take no time
 }
 
-// fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what it takes then. It
-// begins with few elements, because a step of all might take minutes.
+// fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns the time of such a step.
+// It begins with few elements, because a step with all might take minutes.
 func (p *probe) fit() (usual float64) {
 	whole := p.n
 	n := firstElements
@@ -145,9 +145,9 @@ func (p *probe) fit() (usual float64) {
 	return usual
 }
 
-// candidates returns the patterns that may be the fastest. TopkA and topkAopt send 2k(P-1) elements at once; gtopk
-// and oktopk send less among three ranks and more, in more messages, and oktopk as many between two. No other
-// sparse pattern was the fastest by a tenth in any measurement.
+// candidates returns the patterns that may be the fastest. TopkA and topkAopt send 2k(P-1) elements at once. gtopk and
+// oktopk send less among three or more ranks, in more messages, and oktopk as many between two. No other sparse
+// pattern was the fastest by a tenth in any measurement.
 func (p *probe) candidates() []string {
 	patterns := []string{sparsity.TopkA, sparsity.TopkAopt}
 	cfg := p.cfg
@@ -163,7 +163,7 @@ func (p *probe) candidates() []string {
 	return append(patterns, sparsity.Dense)
 }
 
-// bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
+// bears reports whether a dense step takes at most 1.5 times the usual time, which a part of it may show.
 func (p *probe) bears(dense Trial, usual float64) bool {
 	part := max(p.n/64, 1)
 	for {
@@ -178,7 +178,8 @@ func (p *probe) bears(dense Trial, usual float64) bool {
 	}
 }
 
-// choiceOf is the fastest of trials by the seconds of their steps, or dense if that is slower by less than a twentieth.
+// choiceOf returns the fastest of trials by the seconds of their steps, or dense if that is slower by less than a
+// twentieth.
 func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 	choice := &Choice{
 		Elements: n,
@@ -201,8 +202,8 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 	return choice
 }
 
-// try returns the seconds of a step of each pattern on n elements, until its work is done, on the slowest rank: the
-// medians of rounds.
+// try returns the seconds of a complete step of each pattern on n elements, on the slowest rank: the medians of
+// rounds.
 func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 	medians := make([]float64, len(trials))
 	steps := make([]measure.Round, len(trials))
@@ -234,7 +235,8 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 	return medians
 }
 
-// reducer returns one with a pattern, as after many steps. It is to be closed, also after an error if it is not nil.
+// reducer returns a reducer with a pattern, in the state after many steps. It must be closed, also after an error if
+// it is not nil.
 func (p *probe) reducer(pattern string, n int) (*Reducer, error) {
 	cfg, err := p.cfg.Choose(pattern)
 	if err != nil {
@@ -247,7 +249,7 @@ func (p *probe) reducer(pattern string, n int) (*Reducer, error) {
 	return s, p.warmUp(s)
 }
 
-// time makes steps and returns the seconds of one on the slowest rank.
+// time takes steps and returns the seconds of one on the slowest rank.
 func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
 	to, err := gradient.Ptr()
 	if err != nil {
@@ -274,7 +276,7 @@ func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
 	return largest(p.ctx, p.rt, p.c, seconds)
 }
 
-// allocate makes random numbers.
+// allocate allocates memory and fills it with random numbers.
 func (p *probe) allocate() (err error) {
 	values := make([]float32, min(p.n+shifts, randomBlock))
 	bytes := (p.n + shifts) * p.dt.Size()
@@ -288,13 +290,13 @@ func (p *probe) allocate() (err error) {
 	return errors.Join(dtype.FromFloat32(raw, p.dt, values), p.repeat(p.random, raw, bytes))
 }
 
-// warmUp makes the residual what it is after many steps: as many entries pass a threshold as are sent.
+// warmUp sets the residual to its state after many steps: as many entries reach a threshold as are sent.
 func (p *probe) warmUp(s *Reducer) error {
 	if s.residual == 0 || s.cfg.lossless() {
 		return nil
 	}
 	interval := float64(s.n) / float64(count(s.cfg.Density, s.n))
-	if s.cfg.Pattern == sparsity.Oktopk { // k entries of all ranks together make it into the result
+	if s.cfg.Pattern == sparsity.Oktopk { // only k entries of all ranks together are in the result
 		interval *= float64(s.size)
 	}
 	values := make([]float32, min(s.n, randomBlock))
@@ -302,7 +304,7 @@ func (p *probe) warmUp(s *Reducer) error {
 	return p.repeat(s.residual, hostmem.Bytes(values), s.n*base.WordSize)
 }
 
-// repeat fills memory with values, again and again.
+// repeat fills memory with repetitions of values.
 func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
 	if err := p.rt.CopyIn(ptr, values[:min(len(values), size)]); err != nil {
 		return err
@@ -316,12 +318,11 @@ func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
 	return nil
 }
 
-// Choices were made for [Auto], for several tensors: those that are about as
-// long, and of one configuration, have the same.
+// Choices are results of [Auto] for several tensors: tensors of similar length and with one configuration have the
+// same.
 type Choices map[string]*Choice
 
-// Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
-// none for tensors like it.
+// Of returns the choice for a tensor of n elements. If there is none for similar tensors, all ranks make it.
 func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType,
 	cfg Settings) (*Choice, error) {
 	if err := base.CheckGradientType(dt); err != nil {
@@ -338,8 +339,7 @@ func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicat
 	return all[class], nil
 }
 
-// sizeClass is a class of lengths that one choice serves, a factor of the square
-// root of two wide.
+// sizeClass returns the class of lengths that share a choice, a factor of the square root of two wide.
 func sizeClass(n int) int {
 	return int(math.Round(2 * math.Log2(float64(max(n, 1)))))
 }

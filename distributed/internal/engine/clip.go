@@ -8,8 +8,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// clip has g multiplied by what bounds its norm as the configuration says, which
-// it computes on the device.
+// clip multiplies g by a factor that bounds its norm as the configuration says, computed on the device.
 func (s *Reducer) clip(ctx context.Context, g *Input) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return

@@ -19,24 +19,24 @@ import (
 type Config struct {
 	Pattern         string          // the name of the pattern; "": dense
 	Values          string          // the codec
-	Density         float64         // share of the entries that is selected, in (0, 1]
+	Density         float64         // share of the entries that are selected, in (0, 1]
 	Selector        Selector        // nil: the pattern's own
 	NoErrorFeedback bool            // residuals are discarded
 	Momentum        float64         // 0: none
 	ClipNorm        float64         // 0: none
 	ClipGlobal      bool            // ClipNorm is of the root mean square over the ranks
-	NoUndo          bool            // a step cannot be rolled back, which saves memory
-	NonFinite       NonFinitePolicy // what follows a gradient that is not finite
+	NoUndo          bool            // steps cannot be rolled back, which saves memory
+	NonFinite       NonFinitePolicy // policy for a gradient that is not finite
 	Schedule        Schedule        // of the density
 }
 
-// NonFinitePolicy says what becomes of a step in which a rank's gradient is not finite.
+// NonFinitePolicy is the treatment of a step in which a rank's gradient is not finite.
 type NonFinitePolicy uint8
 
 const (
 	// nonFiniteUnset is the default, which follows from the other fields.
 	nonFiniteUnset NonFinitePolicy = iota
-	PassNonFinite                  // it is a step as any other
+	PassNonFinite                  // it is a step like any other
 	SkipNonFinite                  // the step is rolled back on every rank
 	FailNonFinite                  // the step fails with ErrNonFinite on every rank
 	numNonFinitePolicies
@@ -53,15 +53,15 @@ type Schedule = struct {
 	StepsPerEpoch int       // length of an epoch of Densities, in steps
 }
 
-// Selector selects the entries that a rank sends, instead of a pattern's own selection.
+// Selector selects the entries that a rank sends, instead of the pattern's own selector.
 type Selector = interface {
-	// Select writes which entries are sent.
+	// Select writes the entries to send.
 	Select(step int, sum, indices, values *runtime.Tensor) error
-	// String names the Selector and its settings, which the ranks compare.
+	// String names the Selector and its settings; the ranks compare it.
 	String() string
 }
 
-// density returns the density of a step, and whether the schedule has a dense step there.
+// density returns the density of a step, and whether the schedule makes it dense.
 func (c *Config) density(step int) (density float64, dense bool) {
 	s := &c.Schedule
 	switch {
@@ -73,21 +73,21 @@ func (c *Config) density(step int) (density float64, dense bool) {
 	return s.Densities[(step-s.WarmupSteps)/s.StepsPerEpoch], false
 }
 
-// scheduleIsOver reports whether a step is after those that the schedule is for.
+// scheduleIsOver reports whether a step is after the end of the schedule.
 func (c *Config) scheduleIsOver(step int) bool {
 	s := &c.Schedule
 	step -= s.WarmupSteps
 	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
 }
 
-// Settings are a configuration with the defaults of all fields that were not set.
+// Settings are a configuration with the defaults of unset fields.
 type Settings struct {
 	Config
 	chosen bool          // Pattern was measured for Auto; false: it is the program's
 	tuning tuning.Tuning // constants of the algorithms
 }
 
-// Settings returns c with the defaults of what is not set, or the error of a field that is out of range.
+// Settings returns c with the defaults of unset fields, or the error of a field that is out of range.
 func (c Config) Settings() (Settings, error) {
 	c.Pattern = cmp.Or(c.Pattern, sparsity.Dense)
 	c.Values = cmp.Or(c.Values, sparsity.F32)
@@ -104,9 +104,9 @@ func (c Config) Settings() (Settings, error) {
 	return Settings{Config: c, tuning: tuning.Current()}, nil
 }
 
-// Choose returns c with another pattern. Where c leaves its pattern to [Auto], the policies are
-// those of c all the same: they were resolved before the pattern is replaced, and whatever was measured, a step is
-// rolled back, skipped and kept in a residual alike.
+// Choose returns c with another pattern. If c leaves its pattern to [Auto], the policies stay those of c: they were
+// resolved before the pattern is replaced, so that a step is rolled back, skipped and kept in a residual alike,
+// whatever was measured.
 func (c Settings) Choose(pattern string) (Settings, error) {
 	c.chosen = c.chosen || c.Pattern == sparsity.Auto && pattern != sparsity.Auto
 	c.Pattern = pattern
@@ -141,13 +141,13 @@ func (c *Config) check() error {
 	return checkSchedule(&c.Schedule)
 }
 
-// Plain reports whether a dense allreduce of the gradient does it. A pattern chosen for [Auto] is never plain: a step
+// Plain reports whether a dense allreduce of the gradient suffices. A pattern chosen for [Auto] is never plain: a step
 // of any other pattern is a transaction.
 func (c *Settings) Plain() bool {
 	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
 }
 
-// lossless reports whether a step that sends anything sends everything.
+// lossless reports whether a step sends either everything or nothing.
 func (c *Config) lossless() bool {
 	return c.Pattern == sparsity.Dense && c.Values == sparsity.F32 && c.Momentum == 0
 }
@@ -159,13 +159,13 @@ func (c *Settings) keeps() bool {
 	return c.Momentum > 0 || c.Values != sparsity.F32 || c.chosen || selects
 }
 
-// Defers reports whether a step may leave something in the residual, for later steps to send.
+// Defers reports whether a step may leave entries in the residual for later steps.
 func (c *Settings) Defers() bool {
 	return c.keeps() && (!c.lossless() || c.pauses())
 }
 
-// pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in
-// the residual then. The dense pattern of a program ignores densities.
+// pauses reports whether the schedule has epochs of density 0 before a dense step: gradients then add up in the
+// residual. The dense pattern of a program ignores densities.
 func (c *Settings) pauses() bool {
 	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
 }

@@ -17,57 +17,57 @@ import (
 // tiny is the smallest magnitude above zero.
 const tiny = math.SmallestNonzeroFloat32
 
-// engine is what selectors and exchanges share: one rank's view of the tensor
-// being reduced, the kernels and the communicator.
+// engine is the common part of selectors and exchanges: one rank's view of the tensor being reduced, the kernels and
+// the communicator.
 //
-// Its first error sticks, as in a bufio.Writer: later methods do nothing and return zeros, so that an algorithm reads
-// as what it does. The caller that runs a step looks at err at its end, and rolls the step back.
+// Its first error sticks, as in a bufio.Writer: later methods do nothing and return zeros, so that algorithms read
+// without error checks. The caller that runs a step checks err at its end, and rolls the step back.
 type engine struct {
 	rt      runtime.Runtime   // of the tensor's memory
 	kernels kernel.Kernels    // of rt
-	c       comm.Communicator // another one after Rebind
-	order   base.Order        // has c's work and the compute stream wait for each other
+	c       comm.Communicator // replaced by Rebind
+	order   base.Order        // orders c's work and the compute stream
 	cfg     Settings          // the program's Config with defaults (config.go)
-	codec   kernel.Codec      // of the values that are sent, by cfg; CodecNone: they are sent as they are
+	codec   kernel.Codec      // codec of sent values, by cfg; CodecNone: they are not encoded
 	err     error             // the first one; nil: none yet
 
 	rank, size int     // of c
 	n          int     // elements of the tensor
-	k          int     // how many entries a rank is to select
+	k          int     // number of entries that a rank should select
 	average    float32 // 1/P
-	residual   uintptr // n F32; behind it the velocity, if there is one
-	origin     uintptr // both before the step; 0: the step changes them in place
+	residual   uintptr // n F32; followed by the velocity, if there is one
+	origin     uintptr // the same before the step; 0: the step changes them in place
 	held       int     // elements of residual and velocity: n, or 2n with momentum
-	captured   bool    // steps were captured, which know addresses
-	fixed      bool    // the residual's among them
+	captured   bool    // steps were captured, so graphs refer to addresses
+	fixed      bool    // including the residual's
 
-	before base.Buffer // what later steps need of the numbers on the device, as it was before the step
-	step               // the one that is made, or was made last: see phase.go
+	before base.Buffer // numbers on the device that later steps need, from before the step
+	step               // the current or last step: see phase.go
 
-	flags        uintptr     // P I32: of each list of the result, how many may not be finite
-	skip         uintptr     // I32, and how many: if one is not 0, the device rolls the step back
-	skips        int         // I32 at skip
-	hostState    hostState   // what earlier steps left on the host, such as oktopk's threshold
-	beforePosted hostState   // that before the last step which left numbers to be read later
-	flat         base.Buffer // a dense result, until the step is sure to succeed
+	flags        uintptr     // P I32: for each list of the result, the number of entries that may not be finite
+	skip         uintptr     // address of I32s; if one is not 0, the device rolls the step back
+	skips        int         // number of I32 at skip
+	hostState    hostState   // state of earlier steps on the host, such as oktopk's threshold
+	beforePosted hostState   // the same before the last step that left numbers to be read later
+	flat         base.Buffer // a dense result, until the step cannot fail any more
 
-	agreed bool // the ranks of c have compared what they reduce
+	agreed bool // the ranks of c have compared their terms
 
-	numbers                           // the words that steps keep on the device: see numbers.go
-	hostCopy    kernel.HostCopy       // of the numbers, for where the host reads them in the next step
-	posted      []kernel.Span         // of the device, which hostCopy copies
-	list        listBuffer            // what the selector selected, unless it is among what is shared
-	shared      *comm.Buffer          // lists of all ranks; nil: none yet
+	numbers                           // words that steps keep on the device: see numbers.go
+	hostCopy    kernel.HostCopy       // copy of the numbers, if the host reads them in the next step
+	posted      []kernel.Span         // device memory that hostCopy copies
+	list        listBuffer            // the selected entries, unless they are in shared memory
+	shared      *comm.Buffer          // lists of all ranks; nil before the first
 	sharedBytes int                   // of each rank's list in shared; 0: none
-	peerLists   [2]peerLists          // the same, where GPUs write into each other's; an exchange may gather twice
-	outgrown    []backend.SharedLists // smaller ones from before, whose addresses captured graphs have
-	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet
+	peerLists   [2]peerLists          // the same, if GPUs write into each other's; an exchange may gather twice
+	outgrown    []backend.SharedLists // earlier, smaller ones, to whose addresses captured graphs refer
+	listMade    bool                  // this rank's may have been written to the others, but is not gathered yet
 
 	buffers   base.Buffers        // all memory of the engine
 	permanent int                 // buffers[:permanent] live until close
-	group     []comm.Call         // that submit makes; empty between exchanges
-	length    [base.WordSize]byte // memory of word, which reads one number
-	copies    []kernel.Copy       // memory of the arguments of kernels that copy
+	group     []comm.Call         // calls for submit; empty between exchanges
+	length    [base.WordSize]byte // memory of word, which reads a number
+	copies    []kernel.Copy       // arguments of kernels that copy
 }
 
 func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Settings) (*engine, error) {
@@ -86,7 +86,7 @@ func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, 
 	return e, e.err
 }
 
-// bind makes c the communicator. State that depends on the ranks starts anew.
+// bind sets the communicator. State that depends on the ranks starts over.
 func (e *engine) bind(c comm.Communicator) {
 	e.c = c
 	e.order = base.NewOrder(e.rt, c)
@@ -109,14 +109,14 @@ func (e *engine) countResult(r result) {
 	}
 }
 
-// countList counts those of one list, in the flags at i: values that are not below numFiniteLimit.
+// countList counts the entries of one list that are not below numFiniteLimit, in the flags at i.
 func (e *engine) countList(l kernel.Entries, i int) {
 	e.do(func() error {
 		return e.kernels.CountAbove(l, e.address(numFiniteLimit), 1, base.At(e.flags, i))
 	})
 }
 
-// countArray counts one such entry if an array has any: then its sum of squares is not finite.
+// countArray counts one entry if an array has any that is not finite: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
 	e.do(func() error {
 		return e.kernels.SumSquares(p, dt, e.n, e.address(numSquares))
@@ -134,20 +134,18 @@ func (e *engine) countSquares(i int) {
 	}, i)
 }
 
-// foundNonFinite has the host wait for what was counted, and reports whether there is
-// any.
+// foundNonFinite makes the host wait for the counts, and reports whether one is not 0.
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
-	counts := e.host[e.nonFiniteCounts:][:e.size]               // of each list, as the host has read them last
-	if e.skip != e.address(e.nonFiniteCounts) && e.err == nil { // it is decided with other tensors
+	counts := e.host[e.nonFiniteCounts:][:e.size]               // of each list, in the numbers read last
+	if e.skip != e.address(e.nonFiniteCounts) && e.err == nil { // the decision covers other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
 	}
 	return slices.ContainsFunc(counts, func(n int32) bool { return n != 0 })
 }
 
-// close gives all device memory back, if the communicator is done with it. Its
-// errors are not those of a step.
+// close frees all device memory, if the communicator no longer uses it. Its errors do not belong to a step.
 func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.DrainToFree()
@@ -165,7 +163,7 @@ func (e *engine) close() error {
 	return e.err
 }
 
-// check makes err stick if it is the first.
+// check records err if it is the first.
 func (e *engine) check(err error) {
 	if e.err == nil {
 		e.err = err
@@ -179,14 +177,14 @@ func (e *engine) do(call func() error) {
 	}
 }
 
-// failure returns the error of something outside of a step, which does not stay.
+// failure returns the error of an operation outside of steps, and clears it.
 func (e *engine) failure() error {
 	err := e.err
 	e.err = nil
 	return err
 }
 
-// array is an array of n elements that the indices of lists point into. Kernels count those that are out of range.
+// array returns an array of n elements at which the indices of lists point. Kernels count indices out of range.
 func (e *engine) array(p uintptr) kernel.Array {
 	return kernel.Array{
 		Ptr:    p,
@@ -195,8 +193,8 @@ func (e *engine) array(p uintptr) kernel.Array {
 	}
 }
 
-// source is the residual, which is made from its origin and a gradient on the way, to select from. Selected entries are
-// subtracted from it.
+// source returns the residual to select from, which the kernel computes from its origin and a gradient. Selected
+// entries are subtracted from it.
 func (e *engine) source(g Input) kernel.Source {
 	src := kernel.Source{
 		X:      e.residual,
@@ -207,15 +205,15 @@ func (e *engine) source(g Input) kernel.Source {
 		From:   e.origin,
 		Take:   true,
 	}
-	if e.restores == keeping { // for a rollback, the kernel copies the residual to the origin on its way
+	if e.restores == keeping { // for a rollback, the kernel copies the residual to the origin
 		src.From = 0
 		src.Keep = e.origin
 	}
 	return src
 }
 
-// adds is do for a kernel that adds the gradient. If the residual is to be kept (rollback.go), it is in the origin
-// then.
+// adds is do for a kernel that adds the gradient. If the residual must be kept (rollback.go), the origin has it
+// afterwards.
 func (e *engine) adds(call func() error) {
 	e.do(call)
 	if e.err == nil && e.restores == keeping {
@@ -223,8 +221,8 @@ func (e *engine) adds(call func() error) {
 	}
 }
 
-// denseResult is memory for a dense result: the memory of the step's gradient, which is in the residual by
-// then or added on the way, unless the step may be rolled back.
+// denseResult returns memory for a dense result. It is the memory of the step's gradient, which has been added to the
+// residual by then or is added on the way, unless the step may be rolled back.
 func (e *engine) denseResult() uintptr {
 	if e.gradient.DType == dtype.F32 && e.cfg.NoUndo {
 		return e.gradient.Ptr
@@ -265,7 +263,7 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 }
 
 func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) {
-	e.makes(dst) // sets listMade, if dst is a list that the ranks share
+	e.makes(dst) // sets listMade if dst is a shared list
 	e.adds(func() error {
 		return e.kernels.TopK(src, k, dst, threshold)
 	})
@@ -277,8 +275,8 @@ func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
 	})
 }
 
-// topOutside selects as many entries as there is room for of those outside of a partition, the one that begins with
-// that bound. Entries that it leaves out are restored to the residual.
+// topOutside selects the largest entries outside of the partition that begins at that bound, as many as there is room
+// for. Other entries outside are restored to the residual.
 func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
 	e.makes(dst)
 	residual := kernel.Array{}
@@ -297,8 +295,8 @@ func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries
 	})
 }
 
-// merge adds up lists, and restores to the residual the selected entries that are not in the result: those of
-// left.selected whose indices left.taken does not have.
+// merge adds up lists, and restores to the residual the selected entries that are not in the result: entries of
+// left.selected whose indices are not in left.taken.
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
 	back := kernel.Restoration{}
 	if !e.cfg.NoErrorFeedback {
@@ -338,20 +336,19 @@ func (e *engine) fence(ctx context.Context) {
 	e.do(func() error { return e.order.CommAfterCompute(ctx) })
 }
 
-// add puts a call into the group that submit starts.
+// add adds a call to the group that submit starts.
 func (e *engine) add(c comm.Call) {
 	e.group = append(e.group, c)
 }
 
-// submitAndArrive makes the calls that were added, at once, between what the device
-// was given before and what it is given afterwards.
+// submitAndArrive submits the added calls at once, ordered between earlier and later work of the device.
 func (e *engine) submitAndArrive(ctx context.Context) {
 	e.submit(ctx)
 	e.arrive(ctx)
 }
 
-// submit makes the calls that were added, at once, after what the device was given before. Later work of the device
-// does not wait for them, until arrive.
+// submit submits the added calls at once, after earlier work of the device. Later work does not wait for them until
+// arrive.
 func (e *engine) submit(ctx context.Context) {
 	e.fence(ctx)
 	switch {
@@ -365,7 +362,7 @@ func (e *engine) submit(ctx context.Context) {
 	e.inFlight = true
 }
 
-// arrive makes kernels wait for what was submitted.
+// arrive makes kernels wait for everything submitted.
 func (e *engine) arrive(ctx context.Context) {
 	if e.inFlight {
 		e.inFlight = false
@@ -379,7 +376,7 @@ func (e *engine) communicate(ctx context.Context, c comm.Call) {
 	e.submitAndArrive(ctx)
 }
 
-// coded reports whether lists are encoded to travel.
+// coded reports whether sent lists are encoded.
 func (e *engine) coded() bool {
 	return e.codec != kernel.CodecNone
 }

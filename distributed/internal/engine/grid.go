@@ -17,21 +17,16 @@ var patterns = map[string]pattern{
 	sparsity.Chunked:         {chunkedSelector, allgatherEqual},
 }
 
-// find returns what reduces k of n entries per rank.
+// find returns the pattern that reduces k of n entries per rank, and its name.
 //
-// oktopk's bound of 6k(P-1)/P elements leaves room for other ways where they
-// are better:
+// oktopk's bound of 6k(P-1)/P elements leaves room for other patterns where they are better:
 //
-//   - From k = n/3 on, a dense allreduce of gradient + residual (2n(P-1)/P
-//     elements) costs no more and sends everything.
-//   - Its lengths, samples and counts cost a fixed number of elements per step.
-//     Where k is so small that they would take half of the budget or more, or
-//     leave room for fewer than k entries in a result,
-//     it uses the pattern of lowest volume that sends nothing but entries: for
-//     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
-//     neither is more than 6k(P-1)/P.
-//
-// The name is the name of the pattern that is used.
+//   - From k = n/3 on, a dense allreduce of gradient + residual (2n(P-1)/P elements) costs no more and sends
+//     everything.
+//   - Its lengths, samples and counts cost a fixed number of elements per step. If k is so small that they would take
+//     half of the budget or more, or leave room for fewer than k entries in a result, it uses the pattern of lowest
+//     volume that sends nothing but entries: for up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
+//     neither exceeds 6k(P-1)/P.
 func find(cfg *Settings, k, n, size int) (string, pattern) {
 	name := cfg.Pattern
 	if name == sparsity.Oktopk {
@@ -48,7 +43,7 @@ func find(cfg *Settings, k, n, size int) (string, pattern) {
 	return name, patterns[name]
 }
 
-// pattern is one cell of the grid: what selects entries, and what combines those of all ranks.
+// pattern is one cell of the grid: a selector of entries, and an exchange that combines those of all ranks.
 type pattern struct {
 	selector func(e *engine) selector // makes it, for each k
 	exchange func(e *engine) exchange // the same

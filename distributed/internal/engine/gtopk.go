@@ -12,24 +12,21 @@ import (
 // treeTag marks the messages of treeExchange.
 const treeTag uint32 = 1
 
-// treeExchange merges the selected entries along a binomial tree: in round d = 1, 2, 4, …
-// rank r+d sends its list to rank r (for r a multiple of 2d), which keeps the
-// top k of the sum. Rank 0 broadcasts what is left.
+// treeExchange merges the selected entries along a binomial tree: in round d = 1, 2, 4, … rank r+d sends its list to
+// rank r (for r a multiple of 2d), which keeps the top k of the sum. Rank 0 broadcasts the result.
 //
-// gTop-k (Shi et al., ICDCS 2019) as published needs a power of two ranks and
-// forgets what the inner nodes drop. Here a rank without a partner waits for
-// the next round, and an inner node takes what it drops into its own
-// residual: the entries are sums over its subtree, and every rank of the
-// subtree has taken its share out of its residual, so each contribution
-// stays in exactly one place.
+// gTop-k as published (Shi et al., ICDCS 2019) needs a power of two ranks, and discards entries that inner nodes drop.
+// Here a rank without a partner waits for the next round, and an inner node restores dropped entries to its own
+// residual: they are sums over its subtree, and every rank of the subtree has subtracted its share from its residual,
+// so each contribution stays in exactly one place.
 type treeExchange struct {
 	*engine
 	incoming listBuffer        // the list of a partner, or the result
 	merged   listBuffer        // the sum of two lists
-	kept     [2]listBuffer     // its k largest entries, in turns
-	coded    base.Buffer       // a message, where that is not the list
+	kept     [2]listBuffer     // its k largest entries, alternating
+	coded    base.Buffer       // the encoded message, if it differs from the list
 	mail     mail              // one, of the message
-	pair     [2]kernel.Entries // the arguments of a merge
+	pair     [2]kernel.Entries // arguments of a merge
 	top      [1]kernel.Entries // the list of the result
 }
 
@@ -60,7 +57,7 @@ func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result 
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
 	}
-	if x.rank != 0 { // its own list was sent
+	if x.rank != 0 { // its list was sent
 		current = exactly(x.message(&x.incoming, k), k)
 	}
 	place := x.messageOf(&x.coded, current)
@@ -84,9 +81,8 @@ func (x *treeExchange) move(ctx context.Context, place uintptr, call func(p uint
 	}, m)
 }
 
-// mergeTop adds up two lists of k entries, returns the top k of the sum in dst
-// and gives the rest to the residual. (The sum has at least k entries, so all
-// lists of the tree have the same length and need not announce it.)
+// mergeTop adds two lists of k entries, returns the top k of the sum in dst, and restores the others to the residual.
+// (The sum has at least k entries, so all lists of the tree have the same length and need not announce it.)
 func (x *treeExchange) mergeTop(a, b, dst kernel.Entries) kernel.Entries {
 	x.pair = [2]kernel.Entries{a, b}
 	sum := x.message(&x.merged, min(2*a.N, x.n))

@@ -22,8 +22,8 @@ func (e *engine) placeSelected(_ context.Context, n int) kernel.Entries {
 	return e.message(&e.list, n)
 }
 
-// share makes e.shared hold at least bytes bytes: memory for collectives, which
-// all ranks make together, in the same step.
+// share makes e.shared hold at least bytes bytes. It is memory for collectives, which all ranks allocate together, in
+// the same step.
 func (e *engine) share(ctx context.Context, bytes int) {
 	if e.err != nil || bytes <= e.sharedBytes {
 		return
@@ -38,10 +38,9 @@ func (e *engine) share(ctx context.Context, bytes int) {
 	}
 }
 
-// unshare gives that memory back, together as well. A communicator that was closed
-// has freed it.
+// unshare frees that memory, also together. A communicator that was closed has freed it.
 func (e *engine) unshare(ctx context.Context) error {
-	if e.shared != nil && e.hostCopy != nil { // which may be a copy of that
+	if e.shared != nil && e.hostCopy != nil { // hostCopy may read from it
 		if _, err := e.hostCopy.Read(ctx); err != nil {
 			return err
 		}
@@ -58,13 +57,13 @@ func (e *engine) unshare(ctx context.Context) error {
 	return nil
 }
 
-// peerLists are lists that ranks write to each other. An exchange that gathers twice has two of them.
+// peerLists are lists that ranks write into each other's memory. An exchange that gathers twice has two of them.
 type peerLists struct {
 	backend.SharedLists     // nil: none yet
-	room                int // entries of each; negative: there are none
+	room                int // capacity in entries; negative: not supported
 }
 
-// shareLists makes l lists with room for n entries, which all ranks do together. It reports whether they are there.
+// shareLists allocates l with room for n entries, on all ranks together. It reports whether the lists exist.
 func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 	s, ok := comm.As[backend.ListSharer](e.c)
 	if !ok || e.err != nil || e.coded() || e.size == 1 || l.room < 0 {
@@ -92,8 +91,8 @@ func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 	return e.err == nil
 }
 
-// outgrow has l be empty. Graphs of captured steps have the addresses of its lists, which then stay
-// until the reducer leaves the communicator.
+// outgrow empties l. Graphs of captured steps refer to its lists, which then stay until the reducer leaves the
+// communicator.
 func (e *engine) outgrow(ctx context.Context, l *peerLists) error {
 	if !e.captured || l.SharedLists == nil {
 		return e.closeLists(ctx, l)
@@ -103,12 +102,12 @@ func (e *engine) outgrow(ctx context.Context, l *peerLists) error {
 	return nil
 }
 
-// makes notes that a kernel makes dst.
+// makes records that a kernel makes dst.
 func (e *engine) makes(dst kernel.Entries) {
 	e.listMade = e.listMade || e.err == nil && dst.Shared != 0
 }
 
-// gatherLists makes the lists of all ranks known to every rank, as submit does.
+// gatherLists sends the lists of all ranks to every rank, like submit.
 func (e *engine) gatherLists(ctx context.Context, l *peerLists, local kernel.Entries) {
 	e.fence(ctx)
 	e.do(func() error { return l.Gather(local) })
@@ -116,7 +115,7 @@ func (e *engine) gatherLists(ctx context.Context, l *peerLists, local kernel.Ent
 	e.listMade = e.err != nil
 }
 
-// closeLists gives them back, when this rank has done with them.
+// closeLists frees them, when this rank no longer uses them.
 func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 	lists := l.SharedLists
 	if lists == nil {
@@ -134,8 +133,7 @@ func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 	return lists.Close()
 }
 
-// freeShared is unshare where the ranks may not do it together, because this one
-// goes alone: symmetric memory is left to the communicator's Close then.
+// freeShared is unshare when this rank may leave alone: symmetric memory is then left to the communicator's Close.
 func (e *engine) freeShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
 		e.shared = nil
@@ -150,21 +148,19 @@ func (e *engine) freeShared(ctx context.Context, alone bool) error {
 	return errors.Join(err, e.unshare(ctx))
 }
 
-// release gives buffers[from:] back; they are empty then and grow again.
+// release frees buffers[from:]; they are empty then and can grow again.
 func (e *engine) release(from int) {
 	e.check(e.buffers.Release(e.rt, from))
 }
 
-// listBuffer is memory of a list, its length in front: a word, and as many more as keep what follows
-// aligned.
+// listBuffer is memory of a list after its length: one word, plus padding that keeps the list aligned.
 type listBuffer struct{ base.Buffer }
 
-// headerWords is the length of what is in front of a list.
+// headerWords is the number of words before a list.
 const headerWords = 4
 
-// message returns m's memory as a list of up to n entries, with room for a
-// quarter more if it has to grow (so that sizes that vary from step to step
-// stabilize). It does not move as long as it does not grow.
+// message returns m's memory as a list of up to n entries. If it has to grow, it gets room for a quarter more, so that
+// sizes that vary from step to step stabilize. It does not move unless it grows.
 func (e *engine) message(m *listBuffer, n int) kernel.Entries {
 	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
 		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)
@@ -180,7 +176,7 @@ func (e *engine) message(m *listBuffer, n int) kernel.Entries {
 	}
 }
 
-// exactly returns l where its length is known to be n: the first n entries.
+// exactly returns the first n entries of l, whose length is known to be n.
 func exactly(l kernel.Entries, n int) kernel.Entries {
 	l.N = n
 	l.Len = 0

@@ -6,9 +6,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// addMomentum advances the velocity by a gradient, and returns it to be reduced in the
-// gradient's place: momentum correction. The velocity lies behind the residual, so
-// that what rolls back, saves or scales the one does so with the other.
+// addMomentum advances the velocity by a gradient, and returns it to be reduced instead of the gradient: momentum
+// correction. The velocity follows the residual in memory, so that both are rolled back, saved and scaled together.
 func (e *engine) addMomentum(g Input) Input {
 	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
 		return g
@@ -31,7 +30,7 @@ func (e *engine) addMomentum(g Input) Input {
 	return Input{Ptr: velocity, DType: dtype.F32}
 }
 
-// mask makes 0 of the velocity what was selected: momentum factor masking.
+// mask clears the velocity of selected entries: momentum factor masking.
 func (e *engine) mask(selected kernel.Entries) {
 	if e.cfg.Momentum > 0 && e.err == nil && selected.Idx != 0 {
 		e.check(e.kernels.ScatterZero(kernel.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))

@@ -7,20 +7,20 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// judges reports whether entries that are not finite are looked for.
+// judges reports whether steps check for entries that are not finite.
 func (e *engine) judges() bool {
 	return e.cfg.NonFinite != PassNonFinite && e.n > 0
 }
 
 // flagsInput reports whether a dense step tells the other ranks of a gradient whose sum with theirs may not stay
-// finite. The dense pattern judges sums alone. Where Auto has chosen it, it judges what ranks send, as all other
-// patterns do.
+// finite. The dense pattern of a program checks sums alone. If Auto has chosen it, it checks sent entries, as all
+// other patterns do.
 func (e *engine) flagsInput() bool {
 	return e.cfg.chosen && e.judges()
 }
 
-// flagInput makes a NaN of the first element of what this rank adds to a sum, if its norm is so large. The step is
-// rolled back on all ranks then.
+// flagInput makes the first element of this rank's addend a NaN if its norm is that large. The step is then rolled
+// back on all ranks.
 func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	if !e.flagsInput() {
 		return
@@ -47,15 +47,15 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	})
 }
 
-// skipped notes that the step was rolled back.
+// skipped records that the step was rolled back.
 func (s *Reducer) skipped() {
 	s.stats.Skipped = true
 	s.stats.SelectedGlobal = 0
 	s.result = result{}
 }
 
-// judge looks at what was counted. Where the host has not waited for
-// the device in this step, it leaves the question to the device.
+// judge evaluates the counts. If the host has not waited for the device in this step, it leaves the decision to the
+// device.
 func (s *Reducer) judge(ctx context.Context) Verdict {
 	switch {
 	case s.err != nil || !s.judges():
@@ -70,10 +70,9 @@ func (s *Reducer) judge(ctx context.Context) Verdict {
 	return Skips
 }
 
-// judgeAlone looks for entries that are not finite in a gradient that is not sent, which no other
-// rank knows of: they do not count where several tensors have one verdict. An entry is
-// one if a step that sends it would be skipped for it, and so would all that follow, as
-// the residual would keep it.
+// judgeAlone checks a gradient that is not sent for entries that are not finite. No other rank knows of them, so they
+// do not count if several tensors have one verdict. An entry counts if a step that sends it would be skipped, and all
+// later steps too, because the residual would keep it.
 func (s *Reducer) judgeAlone() {
 	if !s.judges() {
 		return

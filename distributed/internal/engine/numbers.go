@@ -16,18 +16,18 @@ import (
 // number is the place of a word among the numbers of an engine.
 type number int
 
-// The numbers that every engine has, in words; those that there are of every rank come behind them. Numbers that steps
-// leave to later ones begin at numKept: that is rolled back with a step, and saved. Everything else is made anew in
-// each step, and what one that was rolled back has received may come to it at any time.
+// The numbers of every engine, as offsets in words; those that exist for every rank follow. Numbers that steps leave
+// to later ones begin at numKept: they are rolled back with a step, and saved. All others are recomputed in each step,
+// and late data of a step that was rolled back may overwrite them at any time.
 const (
 	numSquares     number = 0 // F64: the squared norm of the gradient
 	numFactor      number = 2 // F32: what clipping scales it by
 	numUsed        number = 3 // F32: the threshold that was used
-	numFiniteLimit number = 4 // F32: magnitudes from here on may not stay finite when P are added
-	numTiny        number = 5 // F32: the smallest magnitude above zero; behind numFiniteLimit
-	numNorm        number = 6 // the high word of an F64, the square of numFiniteLimit, as an F32; behind numTiny
-	numNaN         number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
-	numCount       number = 8 // entries of a message that was decoded
+	numFiniteLimit number = 4 // F32: magnitudes from this one on may not stay finite when P are added
+	numTiny        number = 5 // F32: the smallest magnitude above zero; follows numFiniteLimit
+	numNorm        number = 6 // the high word of an F64, the square of numFiniteLimit, as an F32; follows numTiny
+	numNaN         number = 7 // NaN, as F32 and as two F16 or BF16; follows numNorm
+	numCount       number = 8 // entries of a decoded message
 	numFan         number = 9
 	numFanCounts          = numFan + bisectFan
 	numKept               = numFanCounts + bisectFan
@@ -37,32 +37,31 @@ const (
 	numBounds             = numKept + 5 // P+1: where partitions start
 )
 
-// keptWords is how many numbers are kept.
+// keptWords returns the number of kept words.
 func keptWords(size int) int {
 	return int(numBounds-numKept) + size + 1
 }
 
-// numbers are the few numbers of a step that live on the device, where kernels
-// and communication write and read them, and the host's copy. Patterns that need
-// none of them on the host never wait for the device.
+// numbers are the few numbers of a step on the device, where kernels and communication access them, and the host's
+// copy. Patterns that do not need them on the host never wait for the device.
 type numbers struct {
-	words base.Buffer // all of them; the constants and the numbers below are places in it
+	words base.Buffer // all of them; the constants and the numbers below are offsets in it
 	host  []int32     // as read last
 
-	// Places of what there is per rank.
-	lengths         number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	// Offsets of numbers for every rank.
+	lengths         number // P: lengths of the parts of this rank's list; from P-1 bounds on
 	positions       number // P+1: where partitions start in a list
 	received        number // P: lengths that the ranks sent
-	samples         number // a rank's, all ranks', and these sorted
-	nonFiniteCounts number // P: of each list of the result, how many are not below numFiniteLimit
-	matrix          number // P·P: what each rank has for each partition; with streams
+	samples         number // samples of a rank, of all ranks, and these sorted
+	nonFiniteCounts number // P: for each list of the result, entries not below numFiniteLimit
+	matrix          number // P·P: entries of each rank for each partition; with streams
 	skippedLast     number // not 0: the device has rolled back the last step
-	longest         number // the least length of long messages; see okExchange.countLong
-	announcement    number // announcedWords: what this rank announces
-	announcements   number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
+	longest         number // the minimum length of long messages; see okExchange.countLong
+	announcement    number // announcedWords: the announcement of this rank
+	announcements   number // announcedWords·P: all announcements; last, since it may be posted from elsewhere
 }
 
-// layOut places the numbers for the size of a world, and returns how many words they are.
+// layOut places the numbers for a world of this size, and returns the number of words.
 func (n *numbers) layOut(size int, streams bool) int {
 	next := numKept + number(keptWords(size))
 	matrix := 0
@@ -83,7 +82,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 	return int(next)
 }
 
-// prepareNumbers makes the numbers.
+// prepareNumbers allocates the numbers.
 func (e *engine) prepareNumbers() {
 	e.check(e.setHostCopy(nil))
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
@@ -95,13 +94,13 @@ func (e *engine) prepareNumbers() {
 	e.resetNumbers()
 }
 
-// resetNumbers makes the numbers what they are before the first step.
+// resetNumbers sets the numbers to their state before the first step.
 func (e *engine) resetNumbers() {
 	clear(e.host)
 	e.hostState = hostState{}
 	e.fill(e.words.Ptr, len(e.host))
 	limit := math.MaxFloat32 / float32(e.size)
-	if e.coded() { // what rounds up, by less than that
+	if e.coded() { // rounding up changes less than that
 		limit /= 2
 	}
 	norm := math.Float64bits(float64(limit)*float64(limit)) >> 32
@@ -113,8 +112,8 @@ func (e *engine) address(x number) uintptr {
 	return base.At(e.words.Ptr, int(x))
 }
 
-// read has the host wait for the device and copies all numbers. It is the one
-// place where a step waits for what it does itself.
+// read makes the host wait for the device and copies all numbers. It is the only place where a step waits for its own
+// results.
 func (e *engine) read(ctx context.Context) {
 	e.readSome(ctx, e.host, 0)
 }
@@ -128,7 +127,7 @@ func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.checkRead()
 }
 
-// checkRead looks at what the kernels have counted, when the numbers are read.
+// checkRead evaluates the kernels' counts after the numbers are read.
 func (e *engine) checkRead() {
 	if e.err != nil {
 		clear(e.host)
@@ -140,14 +139,14 @@ func (e *engine) checkRead() {
 	}
 }
 
-// late reports whether the host can read numbers of this step in the next one: they are
-// posted then. A frozen runtime may be captured, which host copies cannot be.
+// late reports whether the host can read numbers of this step in the next one, for which they are posted. A frozen
+// runtime may be in a capture, which excludes host copies.
 func (e *engine) late() bool {
 	return e.hostCopy != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
 }
 
-// setHostCopy makes n the copy of the numbers, instead of the one there was. That
-// stays if it cannot be closed: its copy may still read the numbers.
+// setHostCopy replaces the copy of the numbers by n. The old one stays if it cannot be closed, since it may still read
+// the numbers.
 func (e *engine) setHostCopy(n kernel.HostCopy) error {
 	if e.hostCopy != nil {
 		if err := e.hostCopy.Close(); err != nil {
@@ -158,7 +157,7 @@ func (e *engine) setHostCopy(n kernel.HostCopy) error {
 	return nil
 }
 
-// makeHostCopy makes one, where there are such. (The numbers stay where they are.)
+// makeHostCopy makes a host copy, if the runtime supports it. (The numbers do not move.)
 func (e *engine) makeHostCopy() {
 	if copier, ok := e.rt.(kernel.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
 		n, err := copier.NewHostCopy(len(e.host) * base.WordSize)
@@ -167,21 +166,20 @@ func (e *engine) makeHostCopy() {
 	}
 }
 
-// post has the numbers copied to the host, from where they are, after what the device was
-// given.
+// post copies the numbers to the host, after earlier work of the device.
 func (e *engine) post() {
 	e.do(func() error { return e.hostCopy.Post(e.posted) })
 }
 
-// receive is read for what was posted. It does not wait for later work of the device.
+// receive is read for posted numbers. It does not wait for later work of the device.
 func (e *engine) receive(ctx context.Context) {
-	if !e.late() { // a capture fails here
+	if !e.late() { // fails during a capture
 		e.read(ctx)
 	}
 	if e.err == nil {
 		ready, err := e.hostCopy.Ready()
 		if err == nil && !ready {
-			err = e.c.Sync(ctx) // the wait that ends when a peer has failed
+			err = e.c.Sync(ctx) // this wait ends when a peer has failed
 		}
 		e.check(err)
 	}
@@ -196,7 +194,7 @@ func (e *engine) receive(ctx context.Context) {
 	e.checkRead()
 }
 
-// forget replaces what earlier steps have left on the host.
+// forget replaces the host's state for the next steps.
 func (e *engine) forget(s hostState) {
 	if e.hostState.pending && e.words.Ptr != 0 {
 		e.setInt(e.skippedLast, 0)
@@ -212,8 +210,7 @@ func (e *engine) set(x number, words ...int32) {
 	})
 }
 
-// setInt is set for one word, after what the device was given, for which it does not
-// wait.
+// setInt is set for one word, after earlier work of the device, for which it does not wait.
 func (e *engine) setInt(x number, v int32) {
 	e.do(func() error {
 		return e.rt.Fill(e.address(x), 1, dtype.I32, float64(v))
@@ -228,7 +225,7 @@ func (e *engine) float(x number) float32 {
 	return math.Float32frombits(uint32(e.host[x]))
 }
 
-// lengthOf has the host wait for the length of a list.
+// lengthOf makes the host wait for the length of a list.
 func (e *engine) lengthOf(l kernel.Entries) (int, error) {
 	if l.Len == 0 {
 		return l.N, nil
@@ -238,10 +235,9 @@ func (e *engine) lengthOf(l kernel.Entries) (int, error) {
 	return min(max(int(int32(binary.LittleEndian.Uint32(word[:]))), 0), l.N), err
 }
 
-// checkWords makes it an error if a word that a rank sent, equally many from each
-// and in host words from x on, is not in [0, limit(i)]: then the ranks do not reduce
-// the same tensor, and nothing may be sized by what they say. The words are zero
-// then, as after any error.
+// checkWords checks words that the ranks sent, equally many from each, in host words from x on. A word outside of
+// [0, limit(i)] is an error: the ranks do not reduce the same tensor. No size may depend on the words then, so they are
+// set to zero, as after any error.
 func (e *engine) checkWords(x number, count int, limit func(i int) int, meaning string) []int32 {
 	words := e.host[x:][:count]
 	for i, w := range words {
@@ -256,10 +252,10 @@ func (e *engine) checkWords(x number, count int, limit func(i int) int, meaning 
 	return words
 }
 
-// Numbers that a rank announces to all others, in front of its message where they go with it.
+// Numbers that a rank announces to all others, before its message if they are sent with it.
 const (
-	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
-	announcedLarge         // how many of the selected entries may not stay finite
-	announcedLong          // how many messages were nearly too long
+	announcedPassed = iota // number of sums that reached the threshold; as the message's length, at most its room
+	announcedLarge         // number of selected entries that may not stay finite
+	announcedLong          // number of messages that were nearly too long
 	announcedWords
 )

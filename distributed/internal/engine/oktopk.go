@@ -70,21 +70,21 @@ type okExchange struct {
 	allgather *allgather // of the sums
 
 	quantiles              []float64         // of the samples that this rank shows
-	local, trimmed         listBuffer        // of limitOutgoing and cutOutgoing
-	fitting, joined        listBuffer        // of cutMessages and joinSent
-	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists where those are not messages
-	exchangedApart         [2]base.Buffer    // lists of exchanged, likewise
-	sent                   []kernel.Entries  // these, by round
-	announcementPtr        uintptr           // what this rank announces
-	slots                  uintptr           // of exchanged
-	sends                  bool              // ranks write these to each other, and the sums
-	pieces                 []kernel.Piece    // memory of the arguments of kernels that copy
-	reduced, largest       listBuffer        // sums that pass the threshold, and the largest of these
-	spreadTo               base.Buffer       // the share of the sums that spread gives this rank
-	sendCounts, sendDispls []int             // of spread
+	local, trimmed         listBuffer        // for limitOutgoing and cutOutgoing
+	fitting, joined        listBuffer        // for cutMessages and joinSent
+	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists if these are separate
+	exchangedApart         [2]base.Buffer    // lists of exchanged, if these are separate
+	sent                   []kernel.Entries  // lists sent, by round
+	announcementPtr        uintptr           // address of this rank's announcement
+	slots                  uintptr           // for exchanged
+	sends                  bool              // ranks write these, and the sums, into each other's memory
+	pieces                 []kernel.Piece    // arguments of kernels that copy
+	reduced, largest       listBuffer        // sums that reach the threshold, and the largest of these
+	spreadTo               base.Buffer       // the sums that spread gives to this rank
+	sendCounts, sendDispls []int             // for spread
 	recvCounts, recvDispls []int             // the same
 	all                    [1]kernel.Entries // the list of the result
-	layout                 [3][2]int         // of copyWords
+	layout                 [3][2]int         // for copyWords
 }
 
 func oktopk(e *engine) exchange {
@@ -99,7 +99,7 @@ func oktopk(e *engine) exchange {
 	x.recvDispls = make([]int, e.size)
 	x.sent = make([]kernel.Entries, e.size)
 	e.makeHostCopy()
-	shift := (float64(e.rank) + 0.5) / float64(e.size) // of this rank's samples
+	shift := (float64(e.rank) + 0.5) / float64(e.size) // offset of this rank's samples
 	for j := range sampleCount {
 		quantile := (float64(j) + shift) / sampleCount
 		x.quantiles = append(x.quantiles, quantile)
@@ -107,18 +107,18 @@ func oktopk(e *engine) exchange {
 	return x
 }
 
-// levelSteps is after how many steps in which partitions had about equally many sums they
-// are taken to have so in the next one.
+// levelSteps is the number of steps with about equally many sums in all partitions after which the next step is
+// expected to be the same.
 const levelSteps = 2
 
-// okStep says how a step is made. All ranks decide it alike, before the step.
+// okStep describes how a step is made. All ranks decide it alike, before the step.
 type okStep struct {
-	limit     limits // elements that messages may take
+	limit     limits // limits of messages in elements
 	quota     int    // sums that every rank may add to the result, if none has more
-	room      int    // that many where partitions had about equally many; 0: as lengths turn out
+	room      int    // the same number if partitions had about equally many; 0: lengths decide
 	rebalance bool   // partitions are balanced first
 	estimate  bool   // the threshold of the sums is estimated
-	padded    bool   // messages travel padded, or are cut as if they did
+	padded    bool   // messages are padded, or cut as if they were
 }
 
 // next decides how the next step is made.
@@ -146,9 +146,9 @@ func (x *okExchange) next() okStep {
 	return s
 }
 
-// run reduces the selected entries by partitions, balanced from time to time, and gathers the sums that
-// pass the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1).
-// Variants differ in what the host knows of lengths.
+// run reduces the selected entries by partitions, which are balanced from time to time, and gathers the sums that
+// reach the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1). Its variants differ
+// in the lengths that the host knows.
 func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	x.readPosted(ctx)
 	s := x.next()
@@ -178,26 +178,26 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s okStep) result {
 	x.countLarge(selected)
 	local, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
-	if outgoing.Idx == selected.Idx { // nothing was cut: they are local and outgoing
+	if outgoing.Idx == selected.Idx { // nothing was cut: the list has both local and outgoing entries
 		local = selected
 		outgoing = kernel.Entries{}
 	}
 	return x.gather(ctx, local, outgoing, sums, s)
 }
 
-// runAhead is the step of a host that sizes nothing by lengths, because there is room for the sums
-// of each rank: they are gathered before the host knows how many there are. A threshold that is far
-// off does little harm then, and it is the next step that estimates it.
+// runAhead is the step of a host that does not size anything by lengths: there is room for the sums of each rank, and
+// they are gathered before the host knows their number. A threshold that is far off does little harm then, and the
+// next step estimates it.
 func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s okStep) result {
 	late := x.late()
 	x.place(ctx, s.room)
 	x.countLarge(selected)
 	threshold := uintptr(0)
-	if !s.estimate { // nothing else is needed of the sums
+	if !s.estimate { // the sums are not needed otherwise
 		threshold = x.address(numBracket)
 	}
 	local, _, sums := x.reducePadded(ctx, selected, s.limit, threshold)
-	if s.estimate { // otherwise they are where they are sent from
+	if s.estimate { // otherwise the sums are where they are sent from
 		x.estimate(ctx, sums)
 		x.aboveOf(sums, x.address(numBracket), x.allgather.lists[x.rank])
 	}
@@ -216,14 +216,14 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	}
 }
 
-// gather makes the result of those sums that pass the threshold, for whose lengths the host waits, and restores the
+// gather makes the result of the sums that reach the threshold, for whose lengths the host waits, and restores the
 // selected entries that are in no sum.
 func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.Entries, s okStep) result {
 	if s.estimate {
 		x.estimate(ctx, sums)
 	}
 	passed, total := x.selectGlobal(ctx, sums)
-	if s.room == 0 && !s.estimate && x.far(total) { // say, because the gradients' scale has changed
+	if s.room == 0 && !s.estimate && x.far(total) { // for example because the gradients' scale has changed
 		s.limit = s.limit.spend(x.unit().reestimate(x.size))
 		x.estimate(ctx, sums)
 		passed, total = x.selectGlobal(ctx, sums)
@@ -241,11 +241,10 @@ func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.En
 	}
 }
 
-// readPosted learns from the last step, if nothing in that needed its numbers: they were
-// copied to the host asynchronously. In a step that comes when the device has been given
-// the selection, which it works on meanwhile. Earlier steps are final: what
-// rolls this one back leaves that alone. If the device has rolled back the last one, nothing is
-// learned from it.
+// readPosted learns from the last step, if nothing needed its numbers in that step: they were copied to the host
+// asynchronously. A step calls it after it has submitted the selection, on which the device works in the meantime.
+// Earlier steps are final: a rollback of this one does not affect what was learned. If the device has rolled back the
+// last one, nothing is learned from it.
 func (x *okExchange) readPosted(ctx context.Context) {
 	if !x.hostState.pending || x.err != nil {
 		return
@@ -254,7 +253,7 @@ func (x *okExchange) readPosted(ctx context.Context) {
 	x.receive(ctx)
 	switch {
 	case x.err != nil:
-	case x.host[x.skippedLast] != 0: // with its partitions, so what was announced is not of those that there are
+	case x.host[x.skippedLast] != 0: // rolled back with its partitions, so the announcement does not apply
 		x.setInt(x.skippedLast, 0)
 		x.hostState = x.beforePosted
 	default:
@@ -275,15 +274,13 @@ func (x *okExchange) readPosted(ctx context.Context) {
 	x.hostBefore = x.hostState
 }
 
-// balancePartitions makes partitions that hold about equally many of all ranks'
-// selected entries. Each rank shows a regular sample of its selected entries, and the sorted samples
-// of all ranks are cut into equal parts, as in parallel sorting by regular
-// sampling. The samples are staggered by rank, so that ranks with like
-// distributions together show P times as many quantiles.
+// balancePartitions makes partitions with about equally many of all ranks' selected entries. Each rank sends a regular
+// sample of its selected entries, and the sorted samples of all ranks are cut into equal parts, as in parallel sorting
+// by regular sampling. The samples are staggered by rank, so that ranks with similar distributions together provide P
+// times as many quantiles.
 //
-// The paper averages the ranks' own boundaries instead, which balances ranks
-// with like distributions only: if the entries of each rank cluster at another
-// place, all averages fall between the clusters.
+// The paper averages the ranks' own boundaries instead, which balances only ranks with similar distributions: if the
+// entries of each rank cluster at different places, all averages fall between the clusters.
 func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entries) {
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
@@ -298,7 +295,7 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entr
 	})
 }
 
-// countLarge counts the selected entries that may not stay finite when those of all ranks are added.
+// countLarge counts the selected entries that may not stay finite when all ranks' entries are added.
 func (x *okExchange) countLarge(selected kernel.Entries) {
 	if x.cfg.NonFinite == PassNonFinite || x.err != nil {
 		return
@@ -307,7 +304,7 @@ func (x *okExchange) countLarge(selected kernel.Entries) {
 	x.check(x.kernels.CountAbove(selected, x.address(numFiniteLimit), 1, count))
 }
 
-// announces reports whether a rank announced a word that is not zero.
+// announces reports whether a rank announced a nonzero word.
 func (x *okExchange) announces(word int) bool {
 	announced := x.host[x.announcements:]
 	for r := range x.size {

@@ -10,11 +10,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// The second half of oktopk's exchange: the sums that pass the threshold, gathered.
+// The second half of oktopk's exchange: gathering the sums that reach the threshold.
 
-// selectGlobal selects the sums of this rank's partition that pass the threshold. It
-// returns them and how many sums of all ranks did, for which the host waits; x.allgather
-// has the lengths of all ranks' lists.
+// selectGlobal selects the sums of this rank's partition that reach the threshold. It returns them and the number of
+// such sums on all ranks, for which the host waits; x.allgather has the lengths of all ranks' lists.
 func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (passed kernel.Entries, total int) {
 	passed = x.passing(sums)
 	if x.order.Streams == nil {
@@ -27,7 +26,7 @@ func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (pas
 	return exactly(passed, x.allgather.lengths[x.rank]), total
 }
 
-// passing returns the sums that pass the threshold. How many they are is announced.
+// passing returns the sums that reach the threshold. Their number is announced.
 func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	passed := x.message(&x.reduced, sums.N)
 	if x.order.Streams != nil {
@@ -37,9 +36,9 @@ func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	return passed
 }
 
-// gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is room for
-// ([okExchange.place]). The fate of this rank's own selected entries is known before: those that are not in its sums go
-// back meanwhile. Late, the host gets to know in the next step what the ranks announced.
+// gatherAhead gathers each rank's sums that reached the threshold, as many as there is room for ([okExchange.place]).
+// The selected entries that are not in this rank's sums are known before, and are restored in the meantime. With
+// asynchronous copies, the host reads the announcements in the next step.
 func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late bool) []kernel.Entries {
 	lists := x.allgather.lists
 	words := x.slotWords(lists[0].N)
@@ -75,28 +74,28 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 		}
 		x.posted = append(x.posted, announced)
 	}
-	if x.err != nil { // what readPosted has not read yet stays as it is
+	if x.err != nil { // the numbers for readPosted stay unread
 		return lists
 	}
 	x.hostState.pending = true
 	x.beforePosted = x.hostBefore
-	if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
+	if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step passes
 		x.post()
 	}
 	return lists
 }
 
-// place finds room for messages of all ranks, one of each, in memory for collectives: for those to the other rank, if
-// there are two ([okExchange.exchanged]), and for those with sums. Where these are gathered ahead, x.allgather.lists is
-// that room for the sums of each, and the words before the rank's message are what this rank announces.
+// place allocates messages of all ranks, one for each, in memory for collectives: messages to the other rank, if there
+// are two ([okExchange.exchanged]), and messages with sums. If sums are gathered ahead, x.allgather.lists is that
+// memory for the sums of each rank, and the words before the rank's message are its announcement.
 func (x *okExchange) place(ctx context.Context, ahead int) {
 	unit := x.unit()
 	limit := newLimits(x.k, x.size, unit.overhead(x.size, false, false))
-	quota := limit.quota(x.k, x.size) // the number that is gathered ahead, if any
+	quota := limit.quota(x.k, x.size) // number of sums that are gathered ahead, if any
 	gathered := x.size * x.slotWords(quota)
 	words := gathered
 	leaving := limit.leaving(quota, x.size, unit)
-	largest := max(limit.message, leaving.message) // to the other one of two
+	largest := max(limit.message, leaving.message) // to the other of two ranks
 	if x.size == 2 {
 		words += 2 * x.slotWords(largest)
 	}
@@ -131,7 +130,7 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	}
 }
 
-// exchanged is the message of one of two ranks to the other one.
+// exchanged returns the message of one of two ranks to the other.
 func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 	if x.sends {
 		l := x.peerLists[0].Lists()[rank]
@@ -145,7 +144,7 @@ func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 	return l[0]
 }
 
-// flagLarge sets the flags to the values that the ranks announced, stride words apart.
+// flagLarge sets the flags to the announced values, which are stride words apart.
 func (x *okExchange) flagLarge(announced uintptr, stride int) {
 	if x.cfg.NonFinite == PassNonFinite {
 		return
@@ -163,8 +162,8 @@ func (x *okExchange) copyWords(dst uintptr, dstStride int, src uintptr, srcStrid
 	})
 }
 
-// readAnnounced has the host wait for what the ranks announced, and returns how many sums
-// of all ranks passed.
+// readAnnounced makes the host wait for the announcements, and returns the number of sums on all ranks that reached
+// the threshold.
 func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
 	x.read(ctx)
 	x.checkSamples()
@@ -173,7 +172,7 @@ func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
 	return total
 }
 
-// announced is readAnnounced when the numbers are read. It corrects x.allgather.lengths.
+// announced is readAnnounced after the numbers are read. It corrects x.allgather.lengths.
 func (x *okExchange) announced() (total int) {
 	limit := func(i int) int {
 		if i%announcedWords == announcedPassed {
@@ -189,15 +188,15 @@ func (x *okExchange) announced() (total int) {
 	return base.Displacements(x.allgather.lengths, x.allgather.displs)
 }
 
-// checkSamples checks what the ranks showed to balance partitions.
+// checkSamples checks the samples that the ranks sent to balance partitions.
 func (x *okExchange) checkSamples() {
 	last := func(int) int { return max(x.n-1, 0) }
 	x.checkWords(x.samples+sampleCount, sampleCount*x.size, last, "the index of an entry")
 }
 
-// share cuts the sums of this rank that passed the threshold to those that go into
-// the result: with room, to the first ones that have it, and otherwise to the largest, where all
-// ranks together have more than the result may have. It corrects x.allgather.lengths.
+// share cuts this rank's sums that reached the threshold to those that go into the result: with room, to the first
+// ones that fit; otherwise, if all ranks together have more than the result may have, to the largest. It corrects
+// x.allgather.lengths.
 func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room int) kernel.Entries {
 	counts := x.allgather.lengths
 	switch {
@@ -218,13 +217,11 @@ func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room
 	return largest
 }
 
-// divide cuts counts, which add up to total, to a limit.
+// divide reduces counts, whose sum is total, to a limit.
 func divide(counts []int, total, limit int) {
-	// Every rank that has any sum gets one, and its share of the rest of the
-	// limit. So the largest of each partition goes, and with it a NaN or infinity.
-	// Rounding the running sums makes the shares add up to the limit exactly,
-	// and no share exceeds its length. (The limit is never below x.size, and
-	// total is above it.)
+	// Every rank with any sum gets one, and its share of the rest of the limit. So the largest of each partition is in
+	// the result, and with it any NaN or infinity. Rounding the running sums makes the shares add up to the limit
+	// exactly, and no share exceeds its length. (The limit is never below x.size, and total is above it.)
 	sure := 0
 	for _, n := range counts {
 		sure += min(n, 1)
@@ -240,9 +237,9 @@ func divide(counts []int, total, limit int) {
 	}
 }
 
-// spread moves sums between ranks so that all have equally many, if one has
-// far more than the others: an allgather is as slow as its longest list. It
-// corrects x.allgather.lengths. Where lists are coded that would round sums twice.
+// spread moves sums between ranks so that all have equally many, if one has far more than the others: an allgather is
+// as slow as its longest list. It corrects x.allgather.lengths. It is not used for encoded lists, whose sums it would
+// round twice.
 func (x *okExchange) spread(ctx context.Context, local kernel.Entries, limit limits) kernel.Entries {
 	counts := x.allgather.lengths
 	total := 0

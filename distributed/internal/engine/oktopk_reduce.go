@@ -10,16 +10,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// The first half of oktopk's exchange: what of the selected entries is sent, and how, and the sums of
-// this rank's partition.
+// The first half of oktopk's exchange: the choice of selected entries to send, sending them, and the sums of this
+// rank's partition.
 
-// Flags in bits of a length that no length uses: one of a rank's messages is too long for the next step to pad them;
-// selected entries of the rank may not stay finite.
+// Flags in unused bits of a length: one of a rank's messages is too long for the next step to pad them; selected
+// entries of the rank may not stay finite.
 const longBit, largeBit = 1 << 30, math.MinInt32
 
-// reduceKnown reduces where the host waits for the numbers of each part anyway: messages
-// have their lengths, which are known to the receiver before, and only the content of
-// them is the length of padded ones.
+// reduceKnown reduces when the host waits for the numbers of each part anyway: messages have their actual lengths,
+// which the receiver knows in advance. The length of padded messages is in them.
 func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits,
 	padded bool) (local, outgoing, sums kernel.Entries) {
 	local, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
@@ -68,10 +67,10 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 	return local, outgoing, x.reduceRead(ctx, outgoing, &local)
 }
 
-// limitOutgoing locates the partitions in the selected entries and cuts those for other ranks down to the limit
-// largest. It returns the selected entries in this rank's own partition, and the list to send from: if nothing was cut,
-// that is all selected entries. Entries that are cut are restored: they are not sent, and the others have no part in
-// them. The host has read where the partitions are.
+// limitOutgoing locates the partitions in the selected entries and cuts those for other ranks to the largest, up to
+// the limit. It returns the selected entries in this rank's own partition, and the list to send from: if nothing was
+// cut, that is all selected entries. Entries that are cut are restored: they are not sent, and the others have no part
+// in them. The host has read the bounds of the partitions.
 func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	limit int) (local, outgoing kernel.Entries) {
 	x.locate(selected)
@@ -90,8 +89,8 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	return local, outgoing
 }
 
-// cutMessages returns what is for other ranks in a list whose partitions are read, but only the first entries for each,
-// which there is room for. Entries beyond are restored.
+// cutMessages returns the entries for other ranks in a list whose partitions are read, but only as many for each as
+// there is room for. Other entries are restored.
 func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entries {
 	positions := x.host[x.positions:]
 	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
@@ -112,11 +111,11 @@ func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entri
 	return cut
 }
 
-// cutOutgoing returns the selected entries for other ranks, as [okExchange.limitOutgoing] does, where the
-// host is not to wait: the list has its length on the device.
+// cutOutgoing returns the selected entries for other ranks, like [okExchange.limitOutgoing], without a wait of the
+// host: the list has its length on the device.
 func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoing kernel.Entries) {
 	bounds := numBounds + number(x.rank)
-	if x.size == 2 { // all go to the other one
+	if x.size == 2 { // all are for the other rank
 		outgoing = x.exchanged(x.rank, limit.message)
 		x.topOutside(selected, bounds, outgoing)
 		return outgoing
@@ -143,25 +142,23 @@ func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
 	return local
 }
 
-// evenLength is the least length of messages, if all are equal, from which on chance
-// does not make one of them much longer.
+// evenLength is the minimum length of equal messages at which chance does not make one of them much longer.
 const evenLength = 256
 
-// pads reports whether the messages of the reduction travel padded, so that the host
-// need not wait for their lengths: those to one rank always do, which have room for
-// all that may be sent; others if they have been about equally long since
-// partitions were balanced. All ranks decide alike.
+// pads reports whether the messages of the reduction are padded, so that the host need not wait for their lengths.
+// Messages to a single rank always are, since they have room for everything that may be sent; others are if they have
+// had similar lengths since partitions were balanced. All ranks decide alike.
 func (x *okExchange) pads(limit int, rebalance bool) bool {
 	return x.size == 2 || x.hostState.even && !rebalance && limit >= evenLength*(x.size-1)
 }
 
-// nearly is how long messages are at most for the next step to pad them.
+// nearly returns the maximum length of messages for which the next step pads them.
 func nearly(room int) int { return room * 13 / 14 }
 
-// reducePadded reduces with padded messages, their lengths in front. Entries without room are restored to the residual
-// meanwhile: they are not sent, and the others have no part in them. outgoing is what is sent, in one list. above, if
-// not 0, is a threshold: then the sums are those that pass it, in this rank's message to all others, and in front of
-// them how many passed.
+// reducePadded reduces with padded messages that begin with their lengths. Entries without room are restored to the
+// residual in the meantime: they are not sent, and the others have no part in them. outgoing is everything that is
+// sent, in one list. If threshold is not 0, the sums are those that reach it, in this rank's message to all others,
+// after the number that reached it.
 func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits,
 	threshold uintptr) (local, outgoing, sums kernel.Entries) {
 	outgoing = x.cutOutgoing(selected, limit)
@@ -198,8 +195,8 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 	return local, outgoing, sums
 }
 
-// sendRounds cuts what was located into a message to each other rank, and has it sent, with
-// [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
+// sendRounds cuts the located entries into a message to each other rank, and sends it while [okExchange.copyOwn] runs.
+// It returns everything that is sent in one list.
 func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries,
 	room int) (local, sent kernel.Entries) {
 	words := x.slotWords(room)
@@ -242,8 +239,8 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 	return local, sent
 }
 
-// joinSent returns the messages to the other ranks, which may have cut their lists, as one
-// list of up to n entries: [kernel.MaxPieces] at a time.
+// joinSent returns the messages to the other ranks, which may have cut their lists, as one list of up to n entries:
+// [kernel.MaxPieces] at a time.
 func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 	target := &x.fitting
 	spare := &x.joined
@@ -269,7 +266,7 @@ func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 	return all
 }
 
-// countLong counts, to announce it, this rank's messages that are too long for the next step to pad them.
+// countLong counts this rank's messages that are too long for the next step to pad them. The count is announced.
 func (x *okExchange) countLong(room int) {
 	bound := int32(nearly(room) + 1)
 	if x.host[x.longest] != bound {

@@ -10,9 +10,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// estimate finds the threshold that the k largest sums of all ranks pass. All
-// ranks search the same intervals of magnitudes (as bits, so in their order)
-// by counting how many sums pass; a lower end that at least k pass is kept.
+// estimate finds the threshold that the k largest sums of all ranks reach. All ranks search the same intervals of
+// magnitudes (as bits, which sort like magnitudes) by counting the sums that reach a threshold; the lower end is
+// always reached by at least k.
 func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	counts := uintptr(0)
 	bracket := x.address(numBracket)
@@ -33,8 +33,9 @@ func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	x.hostState.age = 0
 }
 
-// learn has the next step be led by how many sums passed in this one: total, and x.allgather.lengths at each rank, who
-// may add that many to the result. All ranks know the same, so they agree.
+// learn prepares the next step from the number of sums that reached the threshold in this one: total, and
+// x.allgather.lengths on each rank, which may add up to quota to the result. All ranks know the same numbers, so they
+// agree.
 func (x *okExchange) learn(total, quota int) {
 	if slices.Max(x.allgather.lengths) <= quota*14/15 {
 		x.hostState.level = min(x.hostState.level+1, levelSteps)
@@ -44,8 +45,8 @@ func (x *okExchange) learn(total, quota int) {
 	x.adapt(total)
 }
 
-// adapt corrects the threshold after a step in which passed sums passed it,
-// and has the next step estimate it when it is far off.
+// adapt corrects the threshold after a step in which passed sums reached it, and makes the next step estimate it if it
+// is far off.
 func (x *okExchange) adapt(passed int) {
 	used := x.float(numBracket)
 	x.hostState.globalThreshold = used
@@ -57,7 +58,7 @@ func (x *okExchange) adapt(passed int) {
 	}
 }
 
-// far reports whether a threshold is far off, by how many sums passed it.
+// far reports whether a threshold is far off, given the number of sums that reached it.
 func (x *okExchange) far(passed int) bool {
 	return passed > 2*x.k || 4*passed < x.k
 }

@@ -12,7 +12,7 @@ import (
 // partitionTag marks the messages of partitionReducer.
 const partitionTag uint32 = 2
 
-// throttle is with how many peers at a time a rank exchanges entries, as in the published code.
+// throttle is the number of peers with which a rank exchanges entries at a time, as in the published code.
 const throttle = 4
 
 // partitionReducer reduces by partitions, the first half of an allreduce: the index space is
@@ -24,11 +24,11 @@ const throttle = 4
 // all others at once.
 type partitionReducer struct {
 	*engine
-	incoming base.Buffer      // messages from other ranks, as in says
-	outbound base.Buffer      // messages to other ranks, as out says
+	incoming base.Buffer      // messages from other ranks, laid out by in
+	outbound base.Buffer      // messages to other ranks, laid out by out
 	in       mail             // by round
 	out      mail             // by round
-	unpacked base.Buffer      // lists, where they are not the messages
+	unpacked base.Buffer      // lists, if they are separate from the messages
 	sources  []kernel.Entries // by round, so by distance from this rank
 	sums     listBuffer       // of this rank's partition
 }
@@ -49,7 +49,7 @@ func newPartitionReducer(e *engine) *partitionReducer {
 	}
 }
 
-// partition returns the start and the length of a rank's partition, as read last.
+// partition returns the start and the length of a rank's partition, by the numbers read last.
 func (s *partitionReducer) partition(rank int) (start, n int) {
 	bounds := s.host[numBounds:]
 	start = int(bounds[rank])
@@ -69,23 +69,22 @@ func (s *partitionReducer) locate(l kernel.Entries) {
 	})
 }
 
-// partitionOf returns those selected entries of a list, located and read, that are in a
-// rank's partition.
+// partitionOf returns the entries of a list, located and read, that are in a rank's partition.
 func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entries {
 	positions := s.host[s.positions:]
 	return part(l, int(positions[rank]), int(positions[rank+1]))
 }
 
-// reduce adds up this rank's selected entries for itself and what the other ranks'
-// outgoing lists hold for this rank. outgoing was located, and is read here; local
-// are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
+// reduce adds up this rank's selected entries for itself and the entries for this rank in the other ranks' outgoing
+// lists. outgoing was located, and is read here; local are the selected entries for itself, or nil for those in
+// outgoing. It returns the sums.
 func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.address(s.lengths), s.address(s.received), 1, dtype.I32))
 	s.read(ctx)
 	return s.reduceRead(ctx, outgoing, local)
 }
 
-// reduceRead is reduce when the lengths are read.
+// reduceRead is reduce after the lengths are read.
 func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries,
 	local *kernel.Entries) kernel.Entries {
 	_, length := s.partition(s.rank)
@@ -150,7 +149,7 @@ func (s *partitionReducer) exchangeRounds(ctx context.Context) {
 	}
 }
 
-// hold returns memory for messages, with room for more.
+// hold returns memory for messages, with spare room.
 func (s *partitionReducer) hold(b *base.Buffer, m *mail) uintptr {
 	words := base.Displacements(m.rooms, m.places)
 	s.allocate(b, (words+words/4)*base.WordSize)
@@ -165,7 +164,7 @@ func (s *partitionReducer) to(round int) int {
 	return (s.rank + round) % s.size
 }
 
-// collectPartitions is g.collect of lists of which each is in a rank's partition.
+// collectPartitions is g.collect for lists that are each within a rank's partition.
 func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, local kernel.Entries) kernel.Entries {
 	for r := range g.spans {
 		g.spans[r] = s.partitionLength(r)
@@ -177,8 +176,8 @@ func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, 
 type partitionExchange struct {
 	*partitionReducer
 	allgather *allgather        // of the sums
-	orDense   bool              // send whole partitions when lists of entries would be longer
-	all       [1]kernel.Entries // the lists of a result
+	orDense   bool              // send whole partitions if lists of entries would be longer
+	all       [1]kernel.Entries // lists of the result
 }
 
 func partitions(e *engine) exchange {
@@ -188,9 +187,8 @@ func partitions(e *engine) exchange {
 	}
 }
 
-// partitionsOrDense is SparCML's dynamic allreduce: sparse as long as that is
-// less. An entry is two words, so a result with more than n/2 entries goes as
-// n values.
+// partitionsOrDense is SparCML's dynamic allreduce: sparse while that sends less. An entry is two words, so a result
+// with more than n/2 entries is sent as n values.
 func partitionsOrDense(e *engine) exchange {
 	return &partitionExchange{
 		partitionReducer: newPartitionReducer(e),
@@ -199,8 +197,8 @@ func partitionsOrDense(e *engine) exchange {
 	}
 }
 
-// fills reports whether a total of sums takes more room than all numbers. Where they are coded, indices take less than
-// a number that is zero.
+// fills reports whether a total of sums takes more room than all values. If they are encoded, an index takes less than
+// a zero value.
 func (x *partitionExchange) fills(total int) bool {
 	return x.orDense && !x.coded() && 2*total > x.n
 }
@@ -220,10 +218,9 @@ func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) re
 	return result{lists: x.all[:], scale: x.average}
 }
 
-// runPadded is run where a wait of the host costs more than a longer message. All
-// ranks get to know all lengths of the first half, which bound those of the second:
-// so the host waits once, and the sums of a partition travel with as much room as they
-// may need, their length in front.
+// runPadded is run for devices on which a wait of the host costs more than a longer message. All ranks learn all
+// lengths of the first half, which bound those of the second: so the host waits once, and the sums of a partition are
+// sent with the maximum room, after their length.
 func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entries) result {
 	g := x.allgather
 	x.communicate(ctx, comm.AllGatherCall(x.address(x.lengths), x.address(x.matrix), x.size, dtype.I32))
@@ -239,7 +236,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entri
 		for from := range x.size {
 			length += int(all[from*x.size+to])
 		}
-		length = min(length, x.n) // the room of reduce's sums
+		length = min(length, x.n) // room for reduce's sums
 		g.lengths[to] = length
 		total += length
 	}
@@ -254,7 +251,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entri
 	return result{lists: g.collectSlots(ctx, sums), scale: x.average}
 }
 
-// allgatherPartitions makes the result of all ranks' partitions, densely.
+// allgatherPartitions makes a dense result of all ranks' partitions.
 func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums kernel.Entries) result {
 	g := x.allgather
 	dense := x.denseResult()

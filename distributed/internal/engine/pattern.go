@@ -6,13 +6,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// selector selects entries of gradient + residual; custom is one that has a [Selector] do it.
+// selector selects entries of gradient + residual; custom is the one for a [Selector].
 type selector interface {
 	// capacity is the largest number of entries that selectEntries may return.
 	capacity(k int) int
-	// selectEntries adds the gradient to the residual, takes about k entries of large
-	// magnitude out of it, and returns them: dst, or its beginning where the number
-	// is known to the host.
+	// selectEntries adds the gradient to the residual, subtracts about k entries of large magnitude from it, and
+	// returns them: in dst, or in its beginning if the host knows their number.
 	selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries
 }
 

@@ -11,14 +11,13 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// quantized adds the gradient to the residual, unless the selector did, and reduces the whole, densely, rounded: each
-// rank sends every other one its share of the elements in the codec, adds up what it receives in its own, in F32 and in
-// the order of the ranks, rounds the sums, and all ranks gather them. The loss of the first rounding stays with each
-// rank, and the loss of the second one with the rank that adds up. So it sends a quarter to a 32nd of an allreduce, and
-// all ranks have the same bits.
+// quantized adds the gradient to the residual, unless the selector did, and reduces the whole residual, densely and
+// rounded. Each rank sends every other rank its share of the elements in the codec, adds up its own share in F32 and
+// in rank order, and rounds the sums, which all ranks gather. The first rounding error stays on each rank, and the
+// second one on the rank that adds up. It sends a quarter to a 32nd of an allreduce, and all ranks have the same bits.
 type quantized struct {
 	*engine
-	codes    base.Buffer // what is sent, and what is received
+	codes    base.Buffer // encoded data, sent and received
 	sums     base.Buffer // of this rank's share, in F32
 	stepwise bool        // the communicator has no operation for it
 }
@@ -87,7 +86,7 @@ func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 	return result{dense: dense, scale: x.average}
 }
 
-// quantize makes the residual what it loses, from an element on.
+// quantize replaces the residual by its rounding errors, from an element on.
 func (x *quantized) quantize(dst, src uintptr, n, first int) {
 	lost := base.At(x.residual, first)
 	if x.cfg.NoErrorFeedback {

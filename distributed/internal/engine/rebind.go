@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Rebind moves s to another communicator. The residual stays as it is; thresholds and partitions start anew.
+// Rebind moves s to another communicator. The residual is unchanged; thresholds and partitions start over.
 func (s *Reducer) Rebind(c comm.Communicator) error {
 	had := s.size
 	if err := s.rebind(c); err != nil {
@@ -46,8 +46,7 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	return s.err
 }
 
-// learn finds out whether the device skipped the last step, before the numbers are
-// those of another communicator.
+// learn finds out whether the device skipped the last step, before the numbers are replaced for another communicator.
 func (s *Reducer) learn() error {
 	if !s.deferred || s.counted {
 		return nil

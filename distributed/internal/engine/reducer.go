@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Reducer averages one gradient tensor over the ranks, step after step. It keeps what is particular to that tensor:
-// the residual, thresholds, partitions and scratch memory. It belongs to one goroutine at a time.
+// Reducer averages one gradient tensor over the ranks, step after step. It keeps the state of that tensor: the
+// residual, thresholds, partitions and scratch memory. One goroutine may use it at a time.
 type Reducer struct {
 	*engine
 	meter    *metered.Communicator // of c; counts what steps send
@@ -28,16 +28,16 @@ type Reducer struct {
 
 	// configured are the settings before a pattern was chosen for Auto. The settings of the steps are cfg.
 	configured Settings
-	choice     *Choice                     // for Auto, when it was made
+	choice     *Choice                     // for Auto, after it was made
 	steps      int                         // all steps, also dense ones
-	dense      bool                        // the exchange is a dense step's
-	entries    listBuffer                  // the result as a list, where it was asked for
-	observe    stages.Observer             // of the step; nil: none, as in package ddp, which observes its buckets itself
+	dense      bool                        // the exchange belongs to a dense step
+	entries    listBuffer                  // the result as a list, if requested
+	observe    stages.Observer             // of the step; nil for none, as in package ddp, which observes buckets itself
 	confirm    func(context.Context) error // see BeforeCommit
-	remains    [2]base.Buffer              // the residual, and that before the step
+	remains    [2]base.Buffer              // the residual, and the one before the step
 	closed     bool
 	joined     bool        // its steps are part of a transaction of several tensors
-	skipLog    repeats.Log // of steps that were skipped, and of residuals that were lost
+	skipLog    repeats.Log // counts skipped steps and lost residuals
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory. It does not communicate.
@@ -52,7 +52,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	return NewReducer(rt, c, n, settings)
 }
 
-// NewReducer is [New] for settings that were resolved, and may have a pattern that was chosen before.
+// NewReducer is [New] for resolved settings, whose pattern may have been chosen before.
 func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*Reducer, error) {
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError("sparse", err)
@@ -84,13 +84,13 @@ func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*
 	return s, nil
 }
 
-// prepare allocates what the steps of the pattern keep.
+// prepare allocates the permanent memory of the pattern's steps.
 func (s *Reducer) prepare() {
 	if s.residual != 0 || !s.cfg.keeps() {
 		return
 	}
 	s.allocate(&s.remains[0], s.held*base.WordSize)
-	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise there is nothing that could be lost
 		s.allocate(&s.remains[1], s.held*base.WordSize)
 	}
 	s.permanent = len(s.buffers)
@@ -101,7 +101,7 @@ func (s *Reducer) prepare() {
 	}
 }
 
-// ready returns why nothing can be done: s is closed, an earlier error stays, or a step is open.
+// ready returns the reason why no step can begin: s is closed, an earlier error stays, or a step is open.
 func (s *Reducer) ready() error {
 	switch {
 	case s.closed:
@@ -122,7 +122,7 @@ func inOrder(calls ...func() error) error {
 	return nil
 }
 
-// Residual returns a view of this rank's residual, valid until the next step. Without a residual that is
+// Residual returns a view of this rank's residual, valid until the next step. Without a residual it returns
 // [comm.ErrUnsupported].
 func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
@@ -169,14 +169,14 @@ func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t 
 	return ptr, nil
 }
 
-// readPosted reads what the last step left to be read later, if it is not read yet.
+// readPosted reads the numbers that the last step left to be read later, unless they are read.
 func (s *Reducer) readPosted(ctx context.Context) {
 	if x, ok := s.exchange.(*okExchange); ok {
 		x.readPosted(ctx)
 	}
 }
 
-// count returns how many of n entries a density stands for.
+// count returns the number of entries, of n, for a density.
 func count(density float64, n int) int {
 	if density == 0 || n == 0 {
 		return 0
@@ -184,13 +184,13 @@ func count(density float64, n int) int {
 	return min(n, max(1, int(math.Round(density*float64(n)))))
 }
 
-// plan chooses what serves k entries, or the whole residual. When k changes, thresholds and partitions
-// start anew and scratch memory is fitted to the new size.
+// plan chooses the pattern for k entries, or for the whole residual. When k changes, thresholds and partitions start
+// over and scratch memory is fitted to the new size.
 func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 	if k == s.k && whole == s.dense {
 		return
 	}
-	if sparsity.NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
+	if sparsity.NeedsHost(s.cfg.Pattern) && s.err == nil { // copies to the device wait for it without a context
 		s.check(s.order.HostAfterAll(ctx))
 	}
 	s.release(s.permanent)

@@ -15,7 +15,7 @@ import (
 )
 
 // SelectedEntries returns the entries that this rank selected in the last step: gradient + residual, not divided by
-// anything. They are no longer in its residual unless the exchange gave them back. Unless [Config].Values is F32 they
+// anything. They are no longer in its residual unless the exchange restored them. Unless [Config].Values is F32 they
 // may be rounded, as they were sent, or not. There are none after a step that sent everything or nothing. They are
 // valid until the next step.
 func (s *Reducer) SelectedEntries() (kernel.Entries, error) {
@@ -25,7 +25,7 @@ func (s *Reducer) SelectedEntries() (kernel.Entries, error) {
 	return s.selected, nil
 }
 
-// Entries returns the average that the last step made as a list, with ascending indices, until the next step.
+// Entries returns the average of the last step as a list with ascending indices, valid until the next step.
 func (s *Reducer) Entries() (kernel.Entries, error) {
 	const op = "entries"
 	if err := s.listed(op); err != nil {
@@ -40,7 +40,7 @@ func (s *Reducer) Entries() (kernel.Entries, error) {
 	return all, base.OpError(op, s.failure())
 }
 
-// AddResult adds the average that the last step made to t, multiplied by factor. Only its entries are touched.
+// AddResult adds the average of the last step to t, multiplied by factor. It accesses only the result's entries.
 func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 	const op = "add result"
 	ptr, err := s.resultTarget(op, t)
@@ -55,8 +55,8 @@ func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 	return base.OpError(op, s.failure())
 }
 
-// Read waits for the device until ctx is done, and copies a list that
-// [Reducer.Entries] or [Reducer.SelectedEntries] returned.
+// Read waits for the device, until ctx ends, and copies a list that [Reducer.Entries] or [Reducer.SelectedEntries]
+// returned.
 func (s *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, values []float32, err error) {
 	const op = "read entries"
 	if err := s.usable(op); err != nil {
@@ -76,13 +76,13 @@ func (s *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, 
 	return indices, values, base.OpError(op, err)
 }
 
-// listed reports why there is no result as a list.
+// listed returns the reason why there is no result as a list.
 func (s *Reducer) listed(op string) error {
 	if err := s.usable(op); err != nil {
 		return err
 	}
 	switch {
-	case s.configured.Pattern == sparsity.Auto: // also where a sparse pattern was chosen: no program may depend on that
+	case s.configured.Pattern == sparsity.Auto: // even if a sparse pattern was chosen, so that no program depends on it
 		return base.OpError(op, fmt.Errorf("%w: results of pattern %s are in the tensor, as it may choose %s",
 			comm.ErrUnsupported, sparsity.Auto, sparsity.Dense))
 	case s.result.dense != 0:
@@ -91,12 +91,12 @@ func (s *Reducer) listed(op string) error {
 	return nil
 }
 
-// usable reports why nothing can be said of the last step.
+// usable returns the reason why nothing is known about the last step.
 func (s *Reducer) usable(op string) error {
 	return base.OpError(op, inOrder(s.ready, s.learn))
 }
 
-// resultTarget checks a tensor that the result goes to, and returns its address.
+// resultTarget checks a tensor for the result, and returns its address.
 func (s *Reducer) resultTarget(op string, t *runtime.Tensor) (uintptr, error) {
 	if err := s.listed(op); err != nil {
 		return 0, err

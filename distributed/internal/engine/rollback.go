@@ -5,14 +5,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// save keeps what rollBack brings back: the numbers that a step leaves to later ones, and
-// the residual. That stays where it is, as the origin,
-// and the step writes the new one to the memory of the origin before, at no cost.
-// A captured step is to find and leave it at the same address, so there the pass that
-// adds the gradient keeps it in the origin. With momentum it is copied, and so it is in
-// all steps from then on that are not captured.
+// save saves the state that rollBack restores: the numbers that a step leaves to later ones, and the residual. The
+// residual stays in place, as the origin, and the step writes the new one to the memory of the previous origin, at no
+// cost. A captured step must use the same addresses every time, so there the pass that adds the gradient copies the
+// residual to the origin. With momentum it is copied, as in all later steps that are not captured.
 func (e *engine) save() {
-	// A graph needs addresses that stay, so its capture freezes the allocator.
+	// A graph needs fixed addresses, so its capture freezes the allocator.
 	frozen := e.rt.Stats().Frozen
 	e.captured = e.captured || frozen
 	if e.cfg.NoUndo {
@@ -35,8 +33,8 @@ func (e *engine) save() {
 	}
 }
 
-// keep keeps the residual at once, if the pass that adds the gradient was to do it: where that may end midway, the
-// origin would have a part.
+// keep copies the residual at once, if the pass that adds the gradient was to do so: if that pass may end midway, the
+// origin would be incomplete.
 func (e *engine) keep() {
 	if e.restores == keeping {
 		e.copy(e.origin, e.residual, e.held)
@@ -53,8 +51,8 @@ func (e *engine) swap() {
 	}
 }
 
-// rollBack makes the residual and the numbers that are kept what they were at save, bit for bit.
-// It does so once, and again only if it fails.
+// rollBack restores the residual and the kept numbers from save, bit for bit. It does so once, and again only after a
+// failure.
 func (e *engine) rollBack() {
 	e.copy(e.address(numKept), e.before.Ptr, keptWords(e.size))
 	if e.restores == kept { // then swap does nothing
@@ -67,9 +65,9 @@ func (e *engine) rollBack() {
 	}
 }
 
-// rollBackIfNonFinite has the device roll the step back, and make the gradient zero, if
-// there were entries that are not finite. The host's state is that before the step then: whoever leaves one
-// finds out ([numbers].dropped).
+// rollBackIfNonFinite makes the device roll the step back, and clear the gradient, if there were entries that are not
+// finite. The host's state is then the one before the step; code that leaves numbers for later learns this
+// ([numbers].skippedLast).
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
@@ -94,7 +92,7 @@ func (e *engine) rollBackIfNonFinite(g Input) {
 		DType: g.DType,
 		N:     e.n,
 	})
-	if e.hostState.pending { // numTiny is a word that is not 0
+	if e.hostState.pending { // numTiny is a nonzero word
 		e.copies = append(e.copies, kernel.Copy{
 			Dst:   e.address(e.skippedLast),
 			Src:   e.address(numTiny),
@@ -105,7 +103,7 @@ func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copyIfNonFinite()
 }
 
-// copyIfNonFinite makes the copies if there were such entries.
+// copyIfNonFinite makes the copies if there were entries that are not finite.
 func (e *engine) copyIfNonFinite() {
 	e.do(func() error {
 		return e.kernels.CopyIf(e.copies, e.skip, e.skips)

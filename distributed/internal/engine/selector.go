@@ -10,8 +10,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// exact selects the k entries of largest magnitude, of equal ones that with the
-// lower index.
+// exact selects the k entries of largest magnitude; of equal ones, those with lower indices.
 type exact struct{ *engine }
 
 func exactSelector(e *engine) selector { return exact{e} }
@@ -24,9 +23,8 @@ func (s exact) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries 
 	return exactly(dst, k)
 }
 
-// nonzero is exact without the zeros that fill up a list when the tensor has
-// fewer than k other entries: where list lengths may vary, they need not
-// travel.
+// nonzero is exact without the zeros that pad a list when the tensor has fewer than k other entries: if list lengths
+// may vary, they need not be sent.
 type nonzero struct{ exact }
 
 func nonzeroSelector(e *engine) selector {
@@ -39,16 +37,16 @@ func (s nonzero) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entrie
 	return dst
 }
 
-// chunks selects the entries of largest magnitude of each chunk, equally many of each, of equal ones those with
-// the lower index: no threshold, and as many entries on each rank.
+// chunks selects the entries of largest magnitude of each chunk, the same number of each; of equal ones, those with
+// lower indices. It needs no threshold, and selects the same number on each rank.
 type chunks struct{ *engine }
 
 func chunkedSelector(e *engine) selector { return chunks{e} }
 
-// chunkElements is how many elements a chunk has.
+// chunkElements is the number of elements of a chunk.
 const chunkElements = 4096
 
-// perChunk is how many entries of a chunk are selected where k of all are, also of a short last one.
+// perChunk returns the number of entries selected of each chunk, also of a short last one, if k of all are.
 func (s chunks) perChunk(k int) int {
 	chunk := min(chunkElements, s.n)
 	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
@@ -67,8 +65,8 @@ func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries
 	return dst
 }
 
-// nothing selects no entry, for an exchange that takes the whole residual. One that rounds also adds the gradient to
-// it, which may take no separate pass.
+// nothing selects no entry, for an exchange that takes the whole residual. An exchange that rounds also adds the
+// gradient to it, if possible without a separate pass.
 type nothing struct{ *engine }
 
 func noSelector(e *engine) selector { return nothing{e} }
@@ -84,14 +82,13 @@ func (s nothing) selectEntries(g Input, _ int, dst kernel.Entries) kernel.Entrie
 	return exactly(dst, 0)
 }
 
-// roomFor is the capacity of selectors that meet k only about: if more
-// entries than that pass a threshold, the threshold is no good. It is 3k/2, as lists
-// travel padded to it where the host does not wait for their lengths.
+// roomFor returns the capacity of selectors that select about k entries: if more than that reach a threshold, the
+// threshold is not usable. It is 3k/2, since lists are padded to it if the host does not wait for their lengths.
 func (e *engine) roomFor(k int) int {
 	return min(k+(k+1)/2, e.n)
 }
 
-// near selects by a threshold, if about k entries pass it, and otherwise exactly.
+// near selects by a threshold if about k entries reach it, and exactly otherwise.
 func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.Entries) {
 	e.used = numUsed
 	e.makes(dst)
@@ -100,9 +97,8 @@ func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.
 	})
 }
 
-// reused selects by the threshold of an earlier exact top-k. Gradient
-// distributions change slowly (Li and Hoefler, section 3.1.3), so a threshold
-// serves many steps; between them one pass over the tensor is enough.
+// reused selects by the threshold of an earlier exact top-k. Gradient distributions change slowly (Li and Hoefler,
+// section 3.1.3), so a threshold serves many steps, which then need only one pass over the tensor.
 type reused struct{ *engine }
 
 func reusedSelector(e *engine) selector {
@@ -128,8 +124,8 @@ func (s reused) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries
 // thresholdStep is the factor by which a reused threshold is corrected.
 const thresholdStep float32 = 1.02
 
-// correct moves a threshold that let total entries pass where k were wanted,
-// if it was off by more than a third below or a quarter above.
+// correct moves a threshold that total entries reached where k were wanted, if it was off by more than a third below
+// or a quarter above.
 func correct(threshold float32, total, k int, step float32) float32 {
 	switch {
 	case 3*total < 2*k:
@@ -140,15 +136,13 @@ func correct(threshold float32, total, k int, step float32) float32 {
 	return max(threshold, tiny)
 }
 
-// gaussian selects by the threshold that k of n entries would pass if they were
-// normally distributed, corrected until about k do.
+// gaussian selects by the threshold that k of n entries would reach if they were normally distributed, corrected until
+// about k do.
 //
-// Gradients have heavier tails than the normal distribution, so that the
-// first threshold is often far off. The published code corrects it by 2 % at a
-// time, at most 20 times, with a pass over the tensor for each. Here a round of
-// correction chooses from a ladder of factors, the first of which spans seven
-// powers of ten either way, and each later one the gap between two steps of the one
-// before.
+// Gradients have heavier tails than the normal distribution, so the first threshold is often far off. The published
+// code corrects it by 2 % at a time, at most 20 times, with a pass over the tensor for each. Here a round of
+// correction chooses from a ladder of factors. The first ladder spans seven powers of ten either way, and each later
+// one the gap between two steps of the previous.
 type gaussian struct{ *engine }
 
 func gaussianSelector(e *engine) selector {
@@ -194,14 +188,13 @@ func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entri
 			return s.kernels.Refine(s.residual, s.n, state, k, factors)
 		})
 	}
-	// No threshold separates the entries of a constant tensor, a few outliers can
-	// put the fit out of the correction's reach, and the fit of a NaN is none: then
-	// the selection is exact.
+	// No threshold separates the entries of a constant tensor, a few outliers can put the fit out of the correction's
+	// reach, and the fit of a NaN is useless: then the selection is exact.
 	s.near(s.source(Input{}), k, kernel.Acceptance{Min: 1}, dst)
 	return dst
 }
 
-// custom has a Selector select.
+// custom selects by a Selector.
 type custom struct {
 	*engine
 	tensors []*runtime.Tensor // of a few addresses
@@ -228,8 +221,8 @@ func (s *custom) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entrie
 	return dst
 }
 
-// tell makes the first value a NaN if any entry, selected or not, is not finite: then all ranks find
-// out in this step, as with selectors that rank such entries first.
+// tell makes the first value a NaN if any entry, selected or not, is not finite: then all ranks notice in this step,
+// as with selectors that rank such entries first.
 func (s *custom) tell(dst kernel.Entries) {
 	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
 		return
@@ -249,7 +242,7 @@ func (s *custom) tell(dst kernel.Entries) {
 	s.do(func() error { return s.kernels.CopyIf(s.copies, count, 1) })
 }
 
-// tensor returns a tensor of n elements at an address. There are few: the residual is at one of two.
+// tensor returns a tensor of n elements at an address. There are few: the residual is at one of two addresses.
 func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
 	i := slices.IndexFunc(s.tensors, func(t *runtime.Tensor) bool {
 		place, err := t.Ptr()
@@ -263,7 +256,7 @@ func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
 	}
 	t, err := runtime.Wrap(s.rt, p, dt, []int{n}, nil, nil)
 	s.check(err)
-	if len(s.tensors) == 8 { // where memory has moved, those that were there are used no more
+	if len(s.tensors) == 8 { // memory has moved, and the earlier tensors are no longer used
 		s.tensors = s.tensors[:0]
 	}
 	s.tensors = append(s.tensors, t)

@@ -9,9 +9,9 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// reportSkip logs that the ranks skip the step of a tensor that is no part of a transaction of several. The ranks
-// whose own gradients are not finite say it, and rank 0 in any case. [Reducer.Stats] alone knows of the steps that the
-// device judges.
+// reportSkip logs that the ranks skip the step of a tensor that is not part of a transaction. Ranks whose own
+// gradients are not finite log it, and rank 0 in any case. Steps that the device judges appear only in
+// [Reducer.Stats].
 func (s *Reducer) reportSkip() {
 	finite, err := s.isFinite(s.gradient)
 	if err == nil && finite && s.rank != 0 {
@@ -26,8 +26,8 @@ func (s *Reducer) reportSkip() {
 	}
 }
 
-// isFinite reports whether all elements of a gradient are finite, for which the host waits. The squared norm that
-// Stats may read stays.
+// isFinite reports whether all elements of a gradient are finite, for which the host waits. It does not change the
+// squared norm that Stats may read.
 func (s *Reducer) isFinite(g Input) (bool, error) {
 	if err := s.order.HostAfterCompute(context.Background()); err != nil {
 		return false, err

@@ -16,43 +16,43 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// kind marks the states of a Reducer.
+// kind identifies the states of a Reducer.
 var kind = state.Kind{
 	Name:    "tutti-sparse",
 	Version: 6,
 	Owner:   "a Reducer",
 }
 
-// headerBytes is more than what the fields of a state take beside numbers and residual.
+// headerBytes bounds the fields of a state other than numbers and residual.
 const headerBytes = 128
 
-// savedState has the fields of a state, in their order.
+// savedState has the fields of a state, in order.
 type savedState struct {
 	fingerprint uint64    // of the Reducer that saved it
-	rank, size  int       // rank is size where the state has what ranks share
-	steps       int       // that were made
-	k           int       // entries that thresholds and partitions are for; 0: there are none
-	hostState   hostState // but for pending
-	numbers     []int32   // that are kept, on the device
-	residual    []byte    // F32, with the velocity behind it; empty: none
+	rank, size  int       // rank is size in a state that the ranks share
+	steps       int       // steps made so far
+	k           int       // entries for which thresholds and partitions hold; 0: there are none
+	hostState   hostState // without pending
+	numbers     []int32   // kept numbers of the device
+	residual    []byte    // F32, followed by the velocity; empty: none
 
-	cfg Settings // of the step that saved it
+	cfg Settings // of the saving step
 }
 
 // fingerprint is a hash of the tensor's length and the configuration.
 func (c Settings) fingerprint(n int) uint64 {
 	h := fnv.New64a()
-	chosen := c.chosen && c.Pattern == sparsity.Dense // others are what they are where a program names them
+	chosen := c.chosen && c.Pattern == sparsity.Dense // other patterns are the same as if a program names them
 	fmt.Fprintf(h, "%d %v %+v", n, chosen, c.Config)
 	return h.Sum64()
 }
 
-// State returns what a [Reducer] with the same configuration needs to go on from here, bit for bit.
+// State returns the state from which a [Reducer] with the same configuration continues, bit for bit.
 func (s *Reducer) State(ctx context.Context) ([]byte, error) {
 	return s.state(ctx, false)
 }
 
-// SharedState returns the part of [Reducer.State] that ranks have alike.
+// SharedState returns the part of [Reducer.State] that is equal on all ranks.
 func (s *Reducer) SharedState(ctx context.Context) ([]byte, error) {
 	return s.state(ctx, true)
 }
@@ -76,7 +76,7 @@ func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 		elements = s.held
 	}
 	k := s.k
-	if s.dense { // of which nothing but the residual is left
+	if s.dense { // only its residual matters
 		k = 0
 	}
 	e := state.NewEncoder(kind, headerBytes+base.WordSize*(len(kept)+elements))
@@ -115,8 +115,8 @@ func RestoreRanks(saved, size, rank int) []int {
 	return ranks
 }
 
-// Restore makes s what it was when [Reducer.State] returned its state, or puts states of another world size together.
-// After [comm.ErrArgument] and [comm.ErrMismatch], s is as it was.
+// Restore restores the state that [Reducer.State] returned, or combines states of another world size. After
+// [comm.ErrArgument] and [comm.ErrMismatch], s is unchanged.
 func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "restore"
 	if err := s.ready(); err != nil {
@@ -129,7 +129,7 @@ func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 	return base.OpError(op, restore(ctx))
 }
 
-// parseAll parses the states that this rank is given, and checks that they are its.
+// parseAll parses the states of this rank, and checks that they belong to it.
 func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 	if len(states) == 0 {
 		return nil, fmt.Errorf("%w: no state", comm.ErrArgument)
@@ -154,7 +154,7 @@ func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 	}
 	saved := parsed[0].size
 	if len(parsed) == 1 && ranks[0] == saved && saved == s.size {
-		return parsed, nil // what ranks share
+		return parsed, nil // the shared part
 	}
 	if want := RestoreRanks(saved, s.size, s.rank); !slices.Equal(ranks, want) {
 		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, rank %d of %d needs %v",
@@ -163,7 +163,7 @@ func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 	return parsed, nil
 }
 
-// parse checks a state, by itself.
+// parse parses and checks one state.
 func (s *Reducer) parse(saved []byte) (savedState, error) {
 	d := state.NewDecoder(kind, saved)
 	p := savedState{fingerprint: d.Uint64()}
@@ -219,8 +219,8 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 // MaxRanks bounds the ranks of a state.
 const MaxRanks = 1 << 20
 
-// plausible reports whether the numbers are such as steps leave. Later numbers trust them: partitions say where
-// selected entries go.
+// plausible reports whether steps can leave these numbers. Later steps trust them: partitions determine where selected
+// entries are sent.
 func (p *savedState) plausible(n int) bool {
 	if p.numbers[numIndexFaults-numKept] != 0 {
 		return false
@@ -233,7 +233,7 @@ func (p *savedState) plausible(n int) bool {
 	return bounds[0] == 0 && bounds[p.size] == int32(n) && slices.IsSorted(bounds)
 }
 
-// waitDevice has the host wait for the device.
+// waitDevice makes the host wait for the device.
 func (s *Reducer) waitDevice(ctx context.Context) error {
 	if err := s.order.Drain(ctx); err != nil {
 		return err
@@ -241,7 +241,7 @@ func (s *Reducer) waitDevice(ctx context.Context) error {
 	return s.order.HostAfterCompute(ctx)
 }
 
-// restore takes what was parsed.
+// restore installs the parsed states.
 func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps = first.steps
@@ -270,11 +270,9 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	return s.err
 }
 
-// gather makes of the states of another world size what this rank has of their
-// residuals and velocities. The sum of the residuals over the ranks stays, as they
-// are sums of gradients. A velocity is made of one rank's gradients, which are as
-// large with any number of ranks: their mean stays, and ranks that were not there
-// before get a share as well.
+// gather makes this rank's residual and velocity from states of another world size. The sum of the residuals over the
+// ranks is kept, as they are sums of gradients. A velocity consists of one rank's gradients, whose size does not
+// depend on the number of ranks: the mean is kept, and additional ranks get a share as well.
 func (s *Reducer) gather(states []savedState) []byte {
 	sum := make([]float32, len(states[0].residual)/base.WordSize)
 	for _, saved := range states {
@@ -295,8 +293,8 @@ func (s *Reducer) gather(states []savedState) []byte {
 	return hostmem.Bytes(sum)
 }
 
-// ScaleResidual multiplies the residual by a factor. Thresholds stay: where the factor is a decay, gradients do
-// not change with it, and otherwise one that does not serve any more is found anew.
+// ScaleResidual multiplies the residual by a factor. Thresholds stay: if the factor is a decay, gradients do not
+// change with it, and otherwise a threshold that no longer works is replaced.
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
@@ -321,9 +319,9 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	return base.OpError(op, s.err)
 }
 
-// chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is
-// one: the one of s, or one that Auto may have become. As what values travelled does not count
-// unless there is a residual with one and none with the other.
+// chosenFor returns the configuration with which s continues from a state with this fingerprint, if there is one: that
+// of s, or one that Auto may have chosen. The codec does not count unless there is a residual with one and none with
+// the other.
 func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 	patterns := []string{s.configured.Pattern}
 	if s.configured.Pattern == sparsity.Auto {
@@ -345,8 +343,8 @@ func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 	return s.cfg, false
 }
 
-// PrepareRestore checks what [Reducer.Restore] is given, and waits for the device until ctx is
-// done. Nothing has changed until restore is called.
+// PrepareRestore checks the arguments of [Reducer.Restore], and waits for the device, until ctx ends. Nothing changes
+// until restore is called.
 func (s *Reducer) PrepareRestore(ctx context.Context,
 	states ...[]byte) (restore func(context.Context) error, err error) {
 	parsed, err := s.parseAll(states)

@@ -43,7 +43,7 @@ func (s *Reducer) end(ctx context.Context) error {
 	if _, err := s.Complete(ctx); err != nil {
 		return err
 	}
-	if s.confirm != nil { // which tells the others that this rank has the result
+	if s.confirm != nil { // tells the other ranks that this one has the result
 		s.do(func() error { return s.order.HostAfterAll(ctx) })
 		s.hostWaited = true
 	}
@@ -57,16 +57,15 @@ func (s *Reducer) end(ctx context.Context) error {
 	return s.Commit(v)
 }
 
-// Drain waits for communication that a step which failed has left in flight, until ctx is done.
+// Drain waits for communication that a failed step has left in flight, until ctx ends.
 func (s *Reducer) Drain(ctx context.Context) error {
 	return s.order.Drain(ctx)
 }
 
-// Select begins a step: it adds the gradient to the residual and selects the entries to send.
-// A dense step also reads the gradient afterwards, unless it is lent. Select communicates
-// only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
-// an error, RollBack. Select, and any method that requires a closed step, fails with [comm.ErrArgument] while a step is
-// open.
+// Select begins a step: it adds the gradient to the residual and selects the entries to send. A dense step also reads
+// the gradient afterwards, unless it is lent. Select communicates only before the first step, to choose for [Auto],
+// and to clip by the norm of all ranks. Call RollBack after an error. Select, like any method that requires a closed
+// step, fails with [comm.ErrArgument] while a step is open.
 func (s *Reducer) Select(ctx context.Context, g Input) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -102,7 +101,7 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 	if s.choice != nil {
 		s.stats.Chosen = s.choice.Pattern
 	}
-	// The dense pattern of a program ignores densities. Where it was chosen, it pauses where others would.
+	// The dense pattern of a program ignores densities. If it was chosen, it pauses where other patterns would.
 	dense = dense || s.cfg.Pattern == sparsity.Dense && !(s.cfg.chosen && density == 0)
 	if dense && !s.coded() && !s.cfg.pauses() {
 		s.takeWhole(ctx, g)
@@ -115,7 +114,7 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 	return s.err
 }
 
-// Exchange makes the result of what all ranks selected.
+// Exchange computes the result from the entries that all ranks selected.
 func (s *Reducer) Exchange(ctx context.Context) error {
 	if err := s.in(selected, selected); err != nil {
 		return err
@@ -139,28 +138,28 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 	return s.err
 }
 
-// addSent counts what was sent since then for the step.
+// addSent adds the traffic since before to the step.
 func (s *Reducer) addSent(before metered.Traffic) {
 	now := s.meter.Totals()
 	s.stats.SentElements += now.SentElements - before.SentElements
 	s.stats.SentBytes += now.SentBytes - before.SentBytes
 }
 
-// BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot
-// be rolled back. nil ends that.
+// BeforeCommit makes each AllReduce call f when this rank has the result, before it writes anything that cannot be
+// rolled back. nil ends that.
 func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) {
 	s.confirm = f
 }
 
-// passed tells the observer of a step of AllReduce that the work of a stage has been submitted.
+// passed notifies the observer of a step of AllReduce that the work of a stage has been submitted.
 func (s *Reducer) passed(stage stages.Stage) {
 	if s.observe != nil {
 		s.observe(0, stage, s.rt.ComputeStream())
 	}
 }
 
-// Commit ends a step whose exchange is not in flight: it writes the result to the gradient, or skips
-// the step. An error stays, because the gradient may be lost.
+// Commit ends a step whose exchange is complete: it writes the result to the gradient, or skips the step. An error
+// stays, because the gradient may be lost.
 func (s *Reducer) Commit(v Verdict) error {
 	if err := s.in(exchanged, judged); err != nil {
 		return err
@@ -174,7 +173,7 @@ func (s *Reducer) Commit(v Verdict) error {
 		if s.restores != nothingSaved {
 			s.rollBack()
 		}
-		if s.err == nil { // otherwise the gradient is as it was
+		if s.err == nil { // otherwise the gradient is unchanged
 			s.check(s.rt.Fill(g.Ptr, s.n, g.DType, 0))
 		}
 		s.skipped()
@@ -186,7 +185,7 @@ func (s *Reducer) Commit(v Verdict) error {
 		s.store(g.Ptr, g.DType, s.result.dense)
 	}
 	if s.err == nil {
-		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
+		s.phase = finished // later failures cannot be rolled back: the gradient is overwritten
 	}
 	if v != Skips && !s.stats.Dense {
 		s.mask(s.selected)
@@ -208,8 +207,8 @@ func (s *Reducer) Commit(v Verdict) error {
 	return s.err
 }
 
-// RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before
-// it, bit for bit, unless that fails, which stays. Without such a step it does nothing.
+// RollBack ends a step that was begun and not committed, or whose gradient is scratch: the residual is restored, bit
+// for bit, unless that fails with an error, which stays. Without such a step it does nothing.
 func (s *Reducer) RollBack() error {
 	done := s.phase == finished && s.gradient.Scratch
 	if !s.phase.open() && !done {
@@ -233,7 +232,7 @@ func (s *Reducer) RollBack() error {
 	return s.err
 }
 
-// failed rolls back a step that failed, if it can, and returns why it did. An error from now on stays.
+// failed rolls back a failed step, if possible, and returns the cause. Later errors stay.
 func (s *Reducer) failed() error {
 	if s.cfg.NoUndo {
 		s.stats = s.last
@@ -252,9 +251,8 @@ func (s *Reducer) failed() error {
 	return fmt.Errorf("%w (the step was rolled back: gradient and residual are as before)", cause)
 }
 
-// takeWhole prepares to average the gradient itself. Residuals are not touched:
-// dense steps come before sparse ones, so there is nothing in them yet. A result
-// that may have to be rolled back is made beside the gradient.
+// takeWhole prepares to average the gradient itself. Residuals are not changed: dense steps come before sparse ones,
+// so they are empty. A result that may be rolled back is computed in separate memory.
 func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	s.sendsAll()
 	s.gradient = g
@@ -279,7 +277,7 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	}
 	factor := g.Factor
 	op := comm.Avg
-	if g.Share != 0 && g.DType == dtype.F16 { // which a factor above 1 may take out of its range
+	if g.Share != 0 && g.DType == dtype.F16 { // a factor above 1 may exceed its range
 		factor = g.Share
 		op = comm.Sum
 	}
@@ -290,9 +288,8 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, op)
 }
 
-// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
-// has: it may outgrow that, and what the result has no room for is in the residual,
-// to be sent in the next step.
+// takeVelocity prepares to average the velocity, in F32 whatever the gradient's type: it may exceed the range of that
+// type, and the residual keeps the excess for the next step.
 func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 	s.clip(ctx, &g)
 	s.save()
@@ -304,7 +301,7 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
 }
 
-// sendsAll notes that the step is dense.
+// sendsAll records that the step is dense.
 func (s *Reducer) sendsAll() {
 	s.stats.Pattern = sparsity.Dense
 	s.stats.Dense = true
@@ -313,7 +310,7 @@ func (s *Reducer) sendsAll() {
 	s.stats.SelectedGlobal = s.n
 }
 
-// takeSome adds the gradient to the residual and selects from it, or has the exchange take the whole.
+// takeSome adds the gradient to the residual and selects from it, or leaves the whole residual to the exchange.
 func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole bool) {
 	k := count(density, s.n)
 	if whole {
@@ -344,15 +341,15 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 	s.passed(stages.Selected)
 }
 
-// Complete has the compute stream wait for the exchange, and counts what is not finite in the
-// result. waited is whether the host has waited for the device in this step.
+// Complete makes the compute stream wait for the exchange, and counts entries of the result that are not finite.
+// waited is true if the host has waited for the device in this step.
 func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 	if err := s.in(exchanged, exchanged); err != nil {
 		return s.hostWaited, err
 	}
 	s.arriveAll(ctx, s.result)
 	s.passed(stages.Exchanged)
-	if s.flags != s.address(s.nonFiniteCounts) { // the verdict is about other tensors too
+	if s.flags != s.address(s.nonFiniteCounts) { // the verdict covers other tensors too
 		s.finding = unknown
 	}
 	if s.judges() && s.stats.Pattern != "" && s.whole.DType == dtype.Invalid && !s.flagged {
@@ -362,7 +359,7 @@ func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 	return s.hostWaited, s.err
 }
 
-// in returns an error unless the step is in one of some phases.
+// in returns an error unless the step's phase is in a range.
 func (s *Reducer) in(from, to phase) error {
 	if s.err == nil && (s.phase < from || s.phase > to) {
 		return fmt.Errorf("%w: parts of a step are made in the order Select, Exchange, Complete, Commit", comm.ErrArgument)
@@ -373,11 +370,10 @@ func (s *Reducer) in(from, to phase) error {
 // InFlight reports whether the compute stream does not wait for the exchange yet.
 func (s *Reducer) InFlight() bool { return s.inFlight }
 
-// JoinTransaction makes s one of several tensors whose steps pass or are skipped together.
-// Complete counts at flags, an I32 of each rank, which entries of the result are not
-// finite. A step that is committed as [Deferred] is rolled back by the device if the I32 at
-// skip is not 0. The caller compares what the ranks reduce ([Reducer.Terms]), and logs what a
-// [Reducer.Rebind] loses. A Rebind ends it.
+// JoinTransaction makes s one of several tensors whose steps pass or are skipped together. Complete counts, at flags
+// (an I32 for each rank), the entries of the result that are not finite. The device rolls back a step that is
+// committed as [Deferred] if the I32 at skip is not 0. The caller compares the ranks' terms ([Reducer.Terms]), and
+// logs what a [Reducer.Rebind] loses. A Rebind ends it.
 func (s *Reducer) JoinTransaction(flags, skip uintptr) {
 	s.flags = flags
 	s.skip = skip
@@ -386,13 +382,11 @@ func (s *Reducer) JoinTransaction(flags, skip uintptr) {
 	s.joined = true
 }
 
-// faultInterval is how often a step waits for the device only to look at what the
-// kernels have counted.
+// faultInterval is the number of steps between waits for the device only to check the kernels' counts.
 const faultInterval = 256
 
-// lookForFaults makes indices that earlier steps have left out an error of this one.
-// A step whose exchange reads nothing would not find them. It costs a copy of the
-// numbers; where that is a wait of the host, few steps do it.
+// lookForFaults fails this step if kernels of earlier steps have left out indices. A step whose exchange reads nothing
+// would not notice. It costs a copy of the numbers; if the host has to wait for that, few steps do it.
 func (s *Reducer) lookForFaults(ctx context.Context) {
 	if s.order.Streams != nil && (s.steps == 0 || s.steps%faultInterval != 0 || s.rt.Stats().Frozen) {
 		return
@@ -401,14 +395,13 @@ func (s *Reducer) lookForFaults(ctx context.Context) {
 	s.hostWaited = false // for this step
 }
 
-// Skipped reports whether the last step was rolled back for a number that is not finite. It waits as [Reducer.Stats]
-// does.
+// Skipped reports whether the last step was rolled back because a number is not finite. It waits like [Reducer.Stats].
 func (s *Reducer) Skipped(ctx context.Context) (bool, error) {
 	stats, err := s.Stats(ctx)
 	return stats.Skipped, err
 }
 
-// Stats returns what the last step did. Numbers that are on the device are waited for, until ctx is done.
+// Stats returns the statistics of the last step. It waits for numbers on the device, until ctx ends.
 func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	if s.counted || s.closed || s.err != nil {
 		return s.stats, nil

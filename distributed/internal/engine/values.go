@@ -5,7 +5,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// codecs are those that a list has, and the dense pattern.
+// codecs are the codecs of lists and of the dense pattern.
 var codecs = map[string]kernel.Codec{
 	sparsity.F32:      kernel.CodecNone,
 	sparsity.Lossless: kernel.CodecF32,

@@ -22,8 +22,8 @@ import (
 // it. Where a rank sends what others add up or keep, it unpacks its own messages as well, so that its list holds what
 // they say. The loss of rounding is in its residual.
 
-// unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n
-// entries.
+// unitOf returns the number of elements of a budget for a word, if messages have at least half of an equal share of k
+// of n entries.
 func unitOf(codec kernel.Codec, k, n, size int) unit {
 	if codec == kernel.CodecNone {
 		return 1
@@ -36,8 +36,8 @@ func (e *engine) unit() unit {
 	return unitOf(e.codec, e.k, e.n, e.size)
 }
 
-// messageWords is the length of the message of n entries with indices in a range of span, slotWords the
-// length of a slot for n entries with any indices.
+// messageWords returns the length of the message of n entries with indices in a range of span, slotWords the length of
+// a slot for n entries with any indices.
 func (e *engine) messageWords(n, span int) int {
 	switch {
 	case n == 0:
@@ -52,7 +52,7 @@ func (e *engine) slotWords(n int) int {
 	return headerWords + e.messageWords(n, e.n)
 }
 
-// pack makes the message of a list with indices in a range of span at p, unless the list is there.
+// pack encodes a list with indices in a range of span as the message at p, unless the list is the message.
 func (e *engine) pack(p uintptr, l kernel.Entries, span int) {
 	if !e.coded() {
 		e.copy(p, l.Idx, l.N)
@@ -68,7 +68,7 @@ func (e *engine) pack(p uintptr, l kernel.Entries, span int) {
 	}
 }
 
-// unpack makes a list of the message at p, unless the list is there.
+// unpack decodes the message at p to a list, unless the list is the message.
 func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 	if !e.coded() {
 		e.copy(l.Idx, p, l.N)
@@ -85,23 +85,23 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 
 func (e *engine) decode(l kernel.Entries, p uintptr, span int) {
 	if e.err == nil && l.N > 0 {
-		l.Len = e.address(numCount) // what stands in front of a slot may say more
+		l.Len = e.address(numCount) // the length before a slot may be larger
 		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
 	}
 }
 
-// word reads one.
+// word reads a word.
 func (e *engine) word(p uintptr) int {
 	e.do(func() error { return e.rt.CopyOut(e.length[:], p) })
 	return int(binary.LittleEndian.Uint32(e.length[:]))
 }
 
-// encoded is the message of n entries at p.
+// encoded returns the message of n entries at p.
 func (e *engine) encoded(p uintptr, n, span int) kernel.Message {
 	return kernel.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
 }
 
-// packSlot and unpackSlot are pack and unpack of a list in a slot, which has room for more than the list.
+// packSlot and unpackSlot are pack and unpack for a list in a slot, which has room for more than the list.
 func (e *engine) packSlot(l kernel.Entries) {
 	e.pack(base.At(l.Len, headerWords), l, e.n)
 }
@@ -113,14 +113,14 @@ func (e *engine) unpackSlot(l kernel.Entries) {
 	}
 }
 
-// headWords is what a message begins with. The second word is its length in bytes.
+// headWords is the length of a message's head. The second word is the message's length in bytes.
 const headWords = 2
 
-// mail is messages in one piece of memory, in words: how much room each has and where, and the part that travels.
+// mail is a set of messages in one piece of memory, in words: the room and the place of each, and the part to send.
 type mail struct {
 	ptr           uintptr // of the memory
-	rooms, places []int   // words of each message's room, and where it begins
-	sizes, from   []int   // words that travel next, and where they begin
+	rooms, places []int   // words of each message's room, and its offset
+	sizes, from   []int   // words to send next, and their offset
 }
 
 func newMail(n int) mail {
@@ -133,14 +133,13 @@ func newMail(n int) mail {
 	}
 }
 
-// trims reports whether a message travels in two parts, by the words that it has room for: its head, and what follows
-// that up to the length that it has. All who send or receive the message decide alike.
+// trims reports whether a message is sent in two parts, given the words of its room: its head, and then the rest up to
+// its actual length. Senders and receivers decide alike.
 func (e *engine) trims(room int) bool {
 	return e.coded() && e.order.Streams == nil && room*base.WordSize >= e.cfg.tuning.TrimFrom
 }
 
-// travel has move send and receive messages: all of the short ones and the heads of the others, and then
-// what follows the heads.
+// travel calls move to send and receive messages: first all short ones and the heads of the others, then the rest.
 func (e *engine) travel(move func(), all ...*mail) {
 	for _, m := range all {
 		copy(m.sizes, m.rooms)
@@ -168,7 +167,7 @@ func (e *engine) travel(move func(), all ...*mail) {
 	}
 }
 
-// wordsOf returns the length of the message at p, whose head is there.
+// wordsOf returns the length of the message at p, whose head has arrived.
 func (e *engine) wordsOf(p uintptr, room int) int {
 	bytes := e.word(base.At(p, 1))
 	if e.err == nil && (bytes < headWords*base.WordSize || bytes > room*base.WordSize) {
@@ -180,7 +179,7 @@ func (e *engine) wordsOf(p uintptr, room int) int {
 	return (bytes + base.WordSize - 1) / base.WordSize
 }
 
-// arriveAll makes the lists of a result when it has arrived.
+// arriveAll decodes the lists of a result after it has arrived.
 func (e *engine) arriveAll(ctx context.Context, r result) {
 	e.arrive(ctx)
 	for i, p := range r.messages {
@@ -188,8 +187,8 @@ func (e *engine) arriveAll(ctx context.Context, r result) {
 	}
 }
 
-// messageOf returns where the message of a list is made, or arrives: where the list is, if it is one,
-// and in b otherwise.
+// messageOf returns the address at which the message of a list is made or arrives: the list itself, if it is the
+// message, and b otherwise.
 func (e *engine) messageOf(b *base.Buffer, l kernel.Entries) uintptr {
 	if !e.coded() && l.Val == base.At(l.Idx, l.N) {
 		return l.Idx
@@ -198,7 +197,7 @@ func (e *engine) messageOf(b *base.Buffer, l kernel.Entries) uintptr {
 	return b.Ptr
 }
 
-// listMemory returns memory of lists of n entries, where they are not messages.
+// listMemory returns memory of lists of n entries, if they are separate from messages.
 func (e *engine) listMemory(b *base.Buffer, n int) uintptr {
 	if e.coded() {
 		e.allocate(b, 2*n*base.WordSize)
@@ -206,7 +205,7 @@ func (e *engine) listMemory(b *base.Buffer, n int) uintptr {
 	return b.Ptr
 }
 
-// listAt returns where the list of n entries is that travels as the message at p.
+// listAt returns the list of n entries whose message is at p.
 func (e *engine) listAt(p uintptr, n int, memory uintptr) kernel.Entries {
 	if e.coded() {
 		p = memory
@@ -218,7 +217,7 @@ func (e *engine) listAt(p uintptr, n int, memory uintptr) kernel.Entries {
 	}
 }
 
-// placeSlots makes lists those of slots of n entries, one behind the other from p on.
+// placeSlots sets lists to those of consecutive slots of n entries, beginning at p.
 func (e *engine) placeSlots(lists []kernel.Entries, p uintptr, n int, memory uintptr) {
 	for i := range lists {
 		if e.err == nil {

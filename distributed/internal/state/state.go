@@ -1,8 +1,8 @@
 // Package state encodes and decodes the states that packages save: a name and a version, fields, and a checksum.
 //
-// A state is bytes that come from a file or from another rank. So a [Decoder] checks each length against the bytes that
-// are left before it uses it, and never copies or allocates for one: what it returns are parts of the state. Its first
-// error sticks, as in a bufio.Reader; after it all fields are zero.
+// A state comes from a file or from another rank. A [Decoder] therefore checks each length against the remaining bytes
+// before it uses it, and never copies or allocates: its results are parts of the state. Its first error sticks, as in
+// a bufio.Reader; after it all fields are zero.
 package state
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// Kind is what a state is of.
+// Kind identifies states.
 type Kind struct {
-	Name    string // at the beginning of the state, such as "tutti-sparse"
-	Version uint8  // behind it; states of other versions are refused
+	Name    string // beginning of the state, such as "tutti-sparse"
+	Version uint8  // follows the name; states of other versions are refused
 	Owner   string // for errors, such as "a Reducer"
 }
 
@@ -28,10 +28,10 @@ const checksumBytes = 4
 
 // Encoder builds a state.
 type Encoder struct {
-	state []byte // what was encoded so far
+	state []byte // encoded so far
 }
 
-// NewEncoder begins a state with room for the bytes of its fields.
+// NewEncoder begins a state with capacity for the bytes of its fields.
 func NewEncoder(k Kind, room int) *Encoder {
 	state := make([]byte, 0, len(k.Name)+1+room+checksumBytes)
 	state = append(state, k.Name...)
