@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// wishing is a member that is to leave, about which nobody has voted yet.
+// wishing makes a status that of a member that is to leave, on which nobody has voted yet.
 func wishing(s *status) { s.Wishes = true }
 
-// Changes of what a member knows.
+// change changes the knowledge of a member.
 type change func(k *knowledge)
 
 func alone(k *knowledge) { k.publication = offline }
@@ -25,7 +25,7 @@ func untold(k *knowledge)   { k.publication = outdated }
 func unstored(k *knowledge) { k.publication = pending }
 func rested(k *knowledge)   { k.rested = time.Hour }
 
-// missed has the member have aborted the epoch for others.
+// missed records that the member has aborted the last epoch because of others.
 func missed(names ...string) change {
 	return func(k *knowledge) {
 		for _, name := range names {
@@ -34,7 +34,7 @@ func missed(names ...string) change {
 	}
 }
 
-// isMember has the decision be that of a member whose status the store does not have.
+// isMember makes the decision about a member whose status the store does not have.
 func isMember(s status) change { return func(k *knowledge) { k.self = s } }
 
 func withdrew(k *knowledge) { k.withdrawn = 8 }
@@ -43,14 +43,14 @@ func full(k *knowledge)     { k.publication, k.refusal = refused, errors.New("no
 func roomFor(members int) change  { return func(k *knowledge) { k.max = members } }
 func endedAt(world string) change { return func(k *knowledge) { k.final = world } }
 
-// stepOf is an epoch with another step.
+// stepOf returns a copy of an epoch with another step.
 func stepOf(r *record, step uint64) *record {
 	other := *r
 	other.Step = step
 	return &other
 }
 
-// attempted has the last epoch count attempts that failed for a.
+// attempted sets the number of failed attempts of the last epoch for a.
 func attempted(times int) change {
 	return func(k *knowledge) {
 		last := *k.record
@@ -59,7 +59,7 @@ func attempted(times int) change {
 	}
 }
 
-// kind names the field of a decision that is set, and the error.
+// kind returns the names of the fields of a decision that are set, and of its error.
 func (d decision) kind() (list []string) {
 	for name, set := range map[string]bool{
 		"publish":   d.publish,
@@ -82,7 +82,7 @@ func (d decision) kind() (list []string) {
 	return list
 }
 
-// TestBoundary: what a member at a boundary does. The first one that is present is that member.
+// TestBoundary checks the decisions of a member at a boundary. It is the first member that is present.
 func TestBoundary(t *testing.T) {
 	first, ab, abc := &record{}, epochOf(3, "ab"), epochOf(3, "abc")
 	second, without := epochOf(4, "ab"), epochOf(4, "bc")

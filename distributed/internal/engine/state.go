@@ -319,8 +319,8 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	return base.OpError(op, s.err)
 }
 
-// chosenFor returns the configuration with which s continues from a state with this fingerprint, if there is one: that
-// of s, or one that Auto may have chosen. The codec does not count unless there is a residual with one and none with
+// chosenFor returns the configuration with which s continues from a state with this fingerprint, if there is one: its
+// own, or one that Auto may have chosen. The codec does not count unless there is a residual with one and none with
 // the other.
 func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 	patterns := []string{s.configured.Pattern}

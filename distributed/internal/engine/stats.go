@@ -15,7 +15,7 @@ type Stats struct {
 	K              int    // entries to select on each rank
 	SelectedLocal  int    // entries selected by this rank
 	SelectedGlobal int    // entries from which the result was made
-	// Threshold is the least magnitude of selected entries, GlobalThreshold that of the result; 0: none.
+	// Threshold is the least magnitude of selected entries, GlobalThreshold the result's; 0: none.
 	Threshold, GlobalThreshold float32
 	SentElements, SentBytes    int64         // by this rank, as package metered counts
 	SelectTime, ExchangeTime   time.Duration // on the host

@@ -24,7 +24,8 @@ import (
 // markVariable marks all processes of a test.
 const markVariable = "TUTTI_TEST_MARK"
 
-// mark marks the processes that a test starts from now on, and returns a count of those that are left, but for zombies.
+// mark marks the processes that a test starts from now on, and returns a function that lists those that are left,
+// without zombies.
 func mark(t *testing.T) (left func() []string) {
 	t.Helper()
 	text := fmt.Sprintf("%s-%d", t.Name(), os.Getpid())
@@ -65,7 +66,7 @@ var wrappers = map[string]string{
 	"no-environment": `sh -c 'exec env -i PATH="$PATH" sh -c "$0"' "$0"; true`,
 }
 
-// Processes behind any wrapper are told to end, have the time that they need to save their state, and can print meanwhile.
+// Processes behind any wrapper are told to end, have time to save their state, and can print in the meantime.
 func TestWrappedProcessesHaveTheirGrace(t *testing.T) {
 	for name, wrapper := range wrappers {
 		if name == "forgotten" { // whose rank ends by itself
@@ -149,7 +150,7 @@ func TestNothingOfARankIsLeft(t *testing.T) {
 	}
 }
 
-// The same in an elastic job, where other ranks go on.
+// The same holds in an elastic job, whose other ranks continue.
 func TestNothingOfAMemberIsLeft(t *testing.T) {
 	left := mark(t)
 	worker := fmt.Sprintf("9%d", os.Getpid())
@@ -161,7 +162,7 @@ func TestNothingOfAMemberIsLeft(t *testing.T) {
 	assert.Empty(t, left())
 }
 
-// A launcher that is killed takes all with it, behind any wrapper.
+// All processes of a launcher end when it is killed, behind any wrapper.
 func TestAKilledLauncherLeavesNothing(t *testing.T) {
 	for name, wrapper := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +186,7 @@ func TestAKilledLauncherLeavesNothing(t *testing.T) {
 	}
 }
 
-// killings are what users kill, of the processes of a job, and how: each spares one that kills the others.
+// killings are the ways in which users kill processes of a job. Each spares a process that then kills the others.
 var killings = map[string]func(p place, victim, launcher place) bool{
 	"by name":    func(_ place, victim, launcher place) bool { return victim.goesBy(launcher.name) },
 	"by group":   func(_ place, victim, launcher place) bool { return victim.group == launcher.group },
@@ -199,7 +200,7 @@ var killings = map[string]func(p place, victim, launcher place) bool{
 	"guard": func(keeper place, victim, _ place) bool { return victim.pid == keeper.parent },
 }
 
-// place is where a process is.
+// place describes a process.
 type place struct {
 	pid, parent, group, session int
 	name                        string // as in lists
@@ -227,8 +228,8 @@ func (p place) goesBy(name string) bool {
 	return strings.Contains(p.name, name) || strings.Contains(p.command, name)
 }
 
-// Nothing is left of a rank behind any wrapper when its launcher is killed at one instant with whatever goes by its name,
-// is of its process group or session, or is the rank's keeper or that one's guard. Nor is it when the guard alone is.
+// No process of a rank is left, behind any wrapper, when its launcher is killed at the same moment as all processes of
+// its name, process group or session, the rank's keeper or the keeper's guard. Nor is one when the guard alone is killed.
 func TestKilledAtOneInstant(t *testing.T) {
 	for kind, chosen := range killings {
 		for name, wrapper := range wrappers {
@@ -273,7 +274,7 @@ func TestKilledAtOneInstant(t *testing.T) {
 	}
 }
 
-// A keeper that is killed takes its rank with it, which has failed, behind any wrapper.
+// A rank fails and ends when its keeper is killed, behind any wrapper.
 func TestAKilledKeeper(t *testing.T) {
 	for name, wrapper := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -300,7 +301,7 @@ func TestAKilledKeeper(t *testing.T) {
 	}
 }
 
-// A rank's process that a launcher may not kill does not hold up its end when the keeper was killed.
+// A launcher ends after the keeper was killed, even if it may not kill one of the rank's processes.
 func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs to become another user")
@@ -328,7 +329,7 @@ func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	assert.NoError(t, syscall.Kill(other, 0), "the launcher has not waited for it")
 }
 
-// withWord are the processes whose command has a text, but for zombies.
+// withWord returns the commands with a text of all processes, without zombies.
 func withWord(t *testing.T, text string) (all []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -511,7 +512,7 @@ func TestSignalsInAPause(t *testing.T) {
 	}
 }
 
-// A guard or a keeper whose program does not call Keep comes to start a rank: it is refused, or it would go on for ever.
+// A guard or a keeper whose program does not call Keep comes to start a rank: it is refused, or it would go on forever.
 func TestKeepersOfKeepers(t *testing.T) {
 	program := os.Args[0]
 	defer func() { os.Args[0] = program }()
