@@ -38,6 +38,9 @@ allreduce. Microseconds, and as a ratio: mpi's to C with its library, tcp's to
 gloo, the others' to C with the first library. What is missing here is left
 out, and what fails as well.
 
+bound is with a processor or more for each rank alone (tutti launch --bind, and
+mpirun --bind-to core of Open MPI), where there are as many.
+
 floor is what any allreduce takes at least: a cache line that goes from one
 goroutine to another and one back, or reading every rank's buffer and writing
 every rank's result once on all processors, whichever takes longer.

@@ -40,9 +40,16 @@ func TestCompare(t *testing.T) {
 		Ratio          float64
 	}
 	wanted := []string{"floor", "local", "tcp", "shared"}
+	canBind := runtime.GOOS == "linux" && runtime.NumCPU() >= 2
+	if canBind {
+		wanted = append(wanted, "shared/bound")
+	}
 	for _, name := range []string{"openmpi", "mpich"} {
 		if !strings.Contains(stderr, name) { // left out, for a reason
 			wanted = append(wanted, "c/"+name, "mpi/"+name)
+			if canBind && name == "openmpi" {
+				wanted = append(wanted, "mpi/openmpi/bound")
+			}
 		}
 	}
 	measured := map[string]line{}
@@ -80,7 +87,7 @@ func TestCompareLeavesOutWhatFails(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(cfg.Tutti, []byte(`#!/bin/sh
 case "$*" in
-*mpi*) exit 1 ;;
+*mpi* | *--bind*) exit 1 ;;
 *tcp*) [ -z "$TUTTI_TCP_SHARED" ] || { echo broken >&2; exit 1; }
 	echo '{"bytes":8,"place":"in-place","time_us":10}' ;;
 *) echo '{"bytes":8,"place":"in-place","time_us":1}' ;;

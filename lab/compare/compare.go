@@ -96,8 +96,8 @@ type Result struct {
 	BestRatio float64 `json:"best_ratio,omitempty"`
 }
 
-// Subjects are named by what runs and where: floor, local, tcp, shared, gloo, c/openmpi, mpi/openmpi, c/mpich,
-// mpi/mpich.
+// Subjects are named by what runs and where: floor, local, tcp, shared, shared/bound, gloo, c/openmpi, mpi/openmpi,
+// mpi/openmpi/bound, c/mpich, mpi/mpich.
 const (
 	floor  = "floor"
 	local  = "local"
@@ -106,7 +106,11 @@ const (
 	gloo   = "gloo"
 	inC    = "c/"
 	inGo   = "mpi/"
+	bound  = "/bound" // after the name of what it is like: each rank has processors of its own
 )
+
+// canBind reports whether ranks can have processors of their own.
+func canBind(ranks int) bool { return runtime.GOOS == "linux" && ranks <= runtime.NumCPU() }
 
 // subject is something that is measured.
 type subject struct {
@@ -245,7 +249,7 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 	for _, ranks := range c.Ranks {
 		all = append(all, c.ofTutti(ranks, libraries)...)
 		for _, l := range libraries {
-			all = append(all, c.pair(l, ranks)...)
+			all = append(all, c.ofMPI(l, ranks)...)
 		}
 		if withGloo {
 			all = append(all, c.ofGloo(ranks, script, libraries))
@@ -267,9 +271,9 @@ const sharedOff = "TUTTI_TCP_SHARED=off"
 
 // ofTutti are the subjects of tutti that need no MPI, and the floor.
 func (c Config) ofTutti(ranks int, libraries []library) []subject {
-	launched := []string{"launch", "--no-prefix", "-n", strconv.Itoa(ranks), c.Tutti}
-	launched = append(append(launched, c.bench()...), "--backend", "tcp")
-	return []subject{
+	job := append(append([]string{"-n", strconv.Itoa(ranks), c.Tutti}, c.bench()...), "--backend", "tcp")
+	launched := append([]string{"launch", "--no-prefix"}, job...)
+	all := []subject{
 		{name: floor, ranks: ranks, turn: func(ctx context.Context) ([]measured, error) { return c.floor(ctx, ranks) }},
 		{
 			name:    local,
@@ -285,6 +289,15 @@ func (c Config) ofTutti(ranks int, libraries []library) []subject {
 			turn:    c.program(c.Tutti, []string{sharedOff}, launched...),
 		},
 	}
+	if canBind(ranks) {
+		all = append(all, subject{
+			name:    shared + bound,
+			ranks:   ranks,
+			against: append(inCNames(libraries), gloo),
+			turn:    c.program(c.Tutti, nil, append([]string{"launch", "--bind", "--no-prefix"}, job...)...),
+		})
+	}
+	return all
 }
 
 //go:embed torch/gloo.py
@@ -332,14 +345,14 @@ func findLibrary(ctx context.Context, dir, name string) (l library, err error) {
 	return l, nil
 }
 
-// pair returns the two subjects of an MPI library: C and this.
-func (c Config) pair(l library, ranks int) []subject {
+// ofMPI are the subjects of an MPI library: C and tutti, also bound where that is the library's own option.
+func (c Config) ofMPI(l library, ranks int) []subject {
 	job := []string{"-n", strconv.Itoa(ranks)}
 	if l.name == "openmpi" && ranks > runtime.NumCPU() {
 		job = append(job, "--oversubscribe")
 	}
-	inGoArgs := append(append(slices.Clone(job), c.Tutti), c.bench()...)
-	return []subject{
+	bench := append(append([]string{c.Tutti}, c.bench()...), "--backend", "mpi")
+	all := []subject{
 		{
 			name:  inC + l.name,
 			ranks: ranks,
@@ -355,9 +368,19 @@ func (c Config) pair(l library, ranks int) []subject {
 			name:    inGo + l.name,
 			ranks:   ranks,
 			against: []string{inC + l.name},
-			turn:    c.program(l.mpirun, l.env, append(inGoArgs, "--backend", "mpi")...),
+			turn:    c.program(l.mpirun, l.env, slices.Concat(job, bench)...),
 		},
 	}
+	if l.name == "openmpi" && canBind(ranks) {
+		binding := []string{"--bind-to", "core", "-x", "GOMAXPROCS=2"} // as launch --bind has it
+		all = append(all, subject{
+			name:    inGo + l.name + bound,
+			ranks:   ranks,
+			against: []string{inC + l.name},
+			turn:    c.program(l.mpirun, l.env, slices.Concat(binding, job, bench)...),
+		})
+	}
+	return all
 }
 
 // bench is the command line of tutti that measures as the program in C does.
