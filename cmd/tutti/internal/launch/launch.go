@@ -6,8 +6,8 @@
 //	hosts.go    launchers on other hosts, by ssh
 //	attend.go   the launcher of such a host
 //	store.go    which store, and what launchers have alike there
-//	ranks.go    the processes of ranks
 //	bind*.go    the processors of ranks
+//	ranks.go    the processes of ranks
 //	keeper*.go  the parent of a rank's processes, which knows them all, and its guard
 //	relay*.go   signals that mean what the ranks' program says
 //	outlet.go   output, whose reader may have stopped to read
@@ -243,11 +243,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
 	defer func() { err = flush(a.out, a.err, err) }()
 	defer a.relay(ctx)()
+	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
+	defer cancel()
 	if err := a.findProcessors(); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
-	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
-	defer cancel()
 	if err := a.connect(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
