@@ -170,6 +170,9 @@ func (a *agent) invitation() string {
 	if cmp.Or(a.Grace, DefaultGrace) != DefaultGrace {
 		words = append(words, "--grace", a.Grace.String())
 	}
+	if a.Bind {
+		words = append(words, "--bind")
+	}
 	if a.NoPrefix {
 		words = append(words, "--no-prefix")
 	}

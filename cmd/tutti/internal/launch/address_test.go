@@ -23,8 +23,9 @@ func TestInvitation(t *testing.T) {
 	a.Typed = nil
 	assert.Contains(t, a.invitation(), "-n 3 --secret-file 'my secret' /home/u/bin/tutti train\n")
 	a.Grace = time.Minute
+	a.Bind = true
 	a.NoPrefix = true
-	assert.Contains(t, a.invitation(), "-n 3 --grace 1m0s --no-prefix --secret-file")
+	assert.Contains(t, a.invitation(), "-n 3 --grace 1m0s --bind --no-prefix --secret-file")
 }
 
 // The command has what ranks of all machines need alike: of the address where ranks listen, the port.

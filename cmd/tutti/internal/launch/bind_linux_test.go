@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -76,7 +77,7 @@ func runBound(t *testing.T, cfg Config, before int) (shares [][]int, threads []s
 }
 
 // Ranks have shares of this process's processors that are as large, up to one, and together all of them: the first time
-// and after a restart. One processor is for two threads. This process has all of them afterwards.
+// and after a restart. One processor is for two threads. All threads of this process have all of them afterwards.
 func TestBoundRanks(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "")
 	before := ours(t)
@@ -100,7 +101,15 @@ func TestBoundRanks(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, before, ours(t))
+	threads, err := filepath.Glob("/proc/self/task/*/status")
+	require.NoError(t, err)
+	require.NotEmpty(t, threads)
+	for _, thread := range threads {
+		status, err := os.ReadFile(thread)
+		if err == nil { // or the thread has ended
+			assert.Equal(t, before, allowed(t, string(status)), thread)
+		}
+	}
 }
 
 // A number of threads that the user has chosen stays.
