@@ -178,7 +178,7 @@ func Spread(ctx context.Context, cfg Config) (err error) {
 	}
 	defer s.relay()()
 	if end := s.follow(ctx); end.Text != "" {
-		go announce(s.notes, end, s.Grace, stopped)
+		go announce(s.notes, end.Text+"; the other ranks", s.Grace, stopped)
 		return &end
 	}
 	return nil

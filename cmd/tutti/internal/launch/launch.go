@@ -372,7 +372,7 @@ func (a *agent) elastic(ctx context.Context) error {
 	go a.sayWhoIsStopped(watching, g)
 	end := a.follow(ctx, g, failures)
 	cancel()
-	a.stop(g, end.Signal)
+	a.stopFor(ctx, g, end)
 	if !a.first && !a.Served {
 		a.reconnect(ctx)
 	}
@@ -765,7 +765,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	}()
 	end, err = a.awaitEnd(watching, round, failures)
 	if err != nil || !end.Rank {
-		a.stop(g, end.Signal)
+		a.stopFor(ctx, g, end)
 		return end, err
 	}
 	time.Sleep(settleTime)
@@ -775,19 +775,34 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	go func() {
 		verdict := a.judge(lasting, round, end)
 		judged <- verdict
-		announce(a.notes, verdict, a.Grace, stopped)
+		announce(a.notes, verdict.Text+"; the other ranks", a.Grace, stopped)
 	}()
 	a.stop(g, end.Signal)
 	close(stopped)
 	return <-judged, nil
 }
 
-// announce says at once why the ranks are told to end, where they take their time.
-func announce(notes io.Writer, end End, grace time.Duration, stopped <-chan struct{}) {
+// stopFor is stop for another reason than a rank's end, which it says where ranks take their time: to be interrupted,
+// or the loss of another machine. Without a reason, all ranks have ended.
+func (a *agent) stopFor(ctx context.Context, g *group, end End) {
+	stopped := make(chan struct{})
+	defer close(stopped)
+	if end.Text != "" {
+		subject := end.Text + "; ranks"
+		if errors.Is(context.Cause(ctx), Signaled(syscall.SIGINT)) {
+			subject = end.Text + "; Ctrl-C kills ranks, which"
+		}
+		go announce(a.notes, subject, a.Grace, stopped)
+	}
+	a.stop(g, end.Signal)
+}
+
+// announce says at once why ranks are told to end, where they take their time: the subject ends with them.
+func announce(notes io.Writer, subject string, grace time.Duration, stopped <-chan struct{}) {
 	select {
 	case <-stopped:
 	case <-time.After(linger):
-		fmt.Fprintf(notes, "tutti: %s; the other ranks have %v to end\n", end.Text, grace)
+		fmt.Fprintf(notes, "tutti: %s have %v to end\n", subject, grace)
 	}
 }
 

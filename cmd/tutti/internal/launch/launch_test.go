@@ -597,6 +597,35 @@ func TestTheCulpritIsNamedAtOnce(t *testing.T) {
 	assert.Equal(t, 3, ended(t, s.wait(t)).Code)
 }
 
+// Who interrupts a job learns at once that ranks take their time, and how to end them without it.
+func TestTheEndOfRanksIsSaid(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		signal syscall.Signal
+		min    int // members of an elastic job, 0 of another job
+		want   string
+	}{
+		{"interrupted", syscall.SIGINT, 0, "; Ctrl-C kills ranks, which have 30s to end\n"},
+		{"terminated", syscall.SIGTERM, 0, "; ranks have 30s to end\n"},
+		{"elastic", syscall.SIGINT, 1, "; Ctrl-C kills ranks, which have 30s to end\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mark := filepath.Join(t.TempDir(), "mark")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			s := begin(t, ctx, "unused", func(cfg *Config) {
+				cfg.Min = c.min
+				cfg.Command = []string{"sh", "-c", `trap "" INT TERM; echo ready; until test -e ` + mark + `; do sleep 0.01; done`}
+			})
+			s.says(t, "[0] ready")
+			cancel(Signaled(c.signal))
+			require.Eventually(t, func() bool { return strings.Contains(s.err.String(), c.want) }, time.Minute, time.Millisecond)
+			require.NoError(t, os.WriteFile(mark, nil, 0o600))
+			assert.Error(t, s.wait(t))
+		})
+	}
+}
+
 // A rank of an elastic job that is stopped, and goes on when the other one has gone on alone, joins it again.
 func TestElasticStopped(t *testing.T) {
 	s := begin(t, t.Context(), "elastic, stopped", func(c *Config) { c.Min, c.Max = 1, 2 })
