@@ -51,9 +51,11 @@ func separateWorlds(b Backend, job rendezvous.Job) string {
 // process with others, of which b does not know; "" where there is nothing to
 // say.
 func SeparateWorlds(b Backend) string {
-	// Rank and size are known even if the rest of the environment is wrong.
-	job, _ := rendezvous.FromEnv(os.Getenv)
-	return separateWorlds(b, job)
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil && job.WorldSize == 0 && !b.Jobs {
+		return fmt.Sprintf("with --backend %s this process is a world of its own: %v", b.Name, err)
+	}
+	return separateWorlds(b, job) // rank and size are known even if the rest of the environment is wrong
 }
 
 // alone says that a rank is the only one because nobody started others, as with the

@@ -85,6 +85,15 @@ func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	assert.NotEmpty(t, SeparateWorlds(localBackend))
 }
 
+// A process of a launcher that is not understood does not run as a world of its own without a word.
+func TestProcessesOfUnknownLaunchersAreNoted(t *testing.T) {
+	assert.Empty(t, SeparateWorlds(localBackend))
+	t.Setenv("ALPS_APP_PE", "1")
+	const want = "with --backend local this process is a world of its own: rendezvous: launcher's environment: ALPS_APP_PE=1 says"
+	assert.Contains(t, SeparateWorlds(localBackend), want)
+	assert.Empty(t, SeparateWorlds(tcpBackend), "which refuses it")
+}
+
 // Without a name, processes of a job make one world, but for those of mpirun.
 func TestDefault(t *testing.T) {
 	for _, c := range []struct{ rank, size, count, want string }{
