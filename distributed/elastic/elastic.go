@@ -226,7 +226,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("bounds are %d and %d, want 1 <= Min <= Max, or a Max of 0", c.Min, c.Max)
 	}
 	if c.Silence < 0 || c.Patience < 0 {
-		return fmt.Errorf("Silence is %v and Patience %v, want times", c.Silence, c.Patience)
+		return fmt.Errorf("times are Silence %v and Patience %v, want none below 0", c.Silence, c.Patience)
 	}
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
