@@ -6,7 +6,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // init acquires the resources that Close frees.
@@ -97,28 +96,19 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 // connectBytes are sizes at which NCCL chooses different algorithms.
 var connectBytes = []int{256, 256 << 10, 32 << 20}
 
-// guarded runs native calls that block until the peers make theirs. It aborts the communicator from outside when ctx
-// ends, Close is called or a peer has aborted before that.
+// guarded runs native calls that block until the peers join them. It aborts the communicator from outside if ctx ends
+// or Close is called first.
 func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 	ctx, cancel := c.life.Until(ctx)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- calls() }()
-	var result error
-	err := poll.Until(ctx, func() (bool, error) {
-		select {
-		case result = <-done:
-			return true, nil
-		default:
-			return false, c.abandoned(c.submitted.all.Load() + 1) // a call is counted once it has been made
-		}
-	})
-	if err == nil {
-		return result
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		err := comm.ContextError(ctx)
+		c.Abort(err) // also when Close is called: the calls use memory
+		return err
 	}
-	if ctx.Err() != nil {
-		err = comm.ContextError(ctx)
-	}
-	c.Abort(err) // also when Close is called: the calls use memory
-	return err
 }

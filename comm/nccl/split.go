@@ -22,19 +22,14 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	wait, collectives := c.submitted.begin()
+	wait, _ := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()
 	split := c.lib.sym.Split
 	name := fmt.Sprintf("%d.%d", c.splits.Add(1), color)
 	child, err := c.derive(ctx, name, derivation{
-		stop: func() error {
-			if err := c.life.Err(); err != nil {
-				return err
-			}
-			return c.abandoned(collectives)
-		},
-		fn: split,
+		stop: c.life.Err,
+		fn:   split,
 		call: func(cell, cfg uintptr) uintptr {
 			return split.Call(c.control.handle, uintptr(color), uintptr(key), cell, cfg)
 		},

@@ -559,39 +559,6 @@ func TestStandInAbortBesideASplit(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// A wait for other ranks within NCCL ends when one of them has aborted.
-func TestStandInAnotherRankAbortsBesideACall(t *testing.T) {
-	s, rt := openStandIns(t)
-	for name, wait := range map[string]func(ctx context.Context, c *nccl.Comm) error{
-		"split": func(ctx context.Context, c *nccl.Comm) error {
-			s.nccl.InProgress.Call(1)
-			defer s.nccl.InProgress.Call(0)
-			_, err := c.Split(ctx, 0, 0)
-			return err
-		},
-		"guarded calls": func(ctx context.Context, c *nccl.Comm) error {
-			ends := make(chan struct{})
-			defer close(ends)
-			return nccl.Guarded(ctx, c, func() error {
-				<-ends
-				return nil
-			})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := s.alone(t, rt)
-			otherAborts := nccl.AnotherRank(t, c, 5)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			waiting := make(chan error)
-			go func() { waiting <- wait(ctx, c) }()
-			otherAborts(0)
-			require.ErrorIs(t, <-waiting, comm.ErrPeerFailed)
-			require.NoError(t, c.Close())
-		})
-	}
-}
-
 // A flight record shows completed calls although nobody has waited, without allocations.
 func TestStandInRecord(t *testing.T) {
 	s, rt := openStandIns(t)
