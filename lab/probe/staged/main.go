@@ -39,6 +39,9 @@ func main() {
 	log.SetFlags(0)
 	flag.StringVar(&parts, "parts", "copies,staged,prototypes", "what is measured")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("staged: unknown arguments: %q", flag.Args())
+	}
 	if err := run(context.Background()); err != nil {
 		log.Fatal(err)
 	}
