@@ -146,17 +146,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 // begin, so the ranks are a group before.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
 	m := o.enroll(ctx, rank, size)
-	cfg := o.config(false)
-	control, err := l.create(ctx, creation{
-		rt:     rt,
-		shares: o.sharesProcess(size),
-		stop:   m.peerFailed,
-		fn:     l.sym.InitRankConfig,
-		call: func(cell uintptr) uintptr {
-			return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
-		},
-	})
-	goruntime.KeepAlive(cfg)
+	control, err := l.begin(ctx, rt, id, rank, size, m, o)
 	if err != nil {
 		return nil, &comm.OpError{
 			Backend: "nccl",
@@ -166,6 +156,26 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 		}
 	}
 	return newComm(ctx, control, m, o)
+}
+
+// begin makes the control communicator of a rank, unless ctx has ended: NCCL may make it at once.
+func (l *library) begin(
+	ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, m membership, o options,
+) (*native, error) {
+	if ctx.Err() != nil {
+		return nil, comm.ContextError(ctx)
+	}
+	cfg := o.config(false)
+	defer goruntime.KeepAlive(cfg)
+	return l.create(ctx, creation{
+		rt:     rt,
+		shares: o.sharesProcess(size),
+		stop:   m.peerFailed,
+		fn:     l.sym.InitRankConfig,
+		call: func(cell uintptr) uintptr {
+			return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
+		},
+	})
 }
 
 // FromEnv makes a communicator of the processes of a launcher (tutti launch, torchrun, Open MPI's or MPICH's mpirun,
