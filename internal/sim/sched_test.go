@@ -34,6 +34,7 @@ type Simulation struct {
 	Rarely bool // waits look ten times more rarely
 
 	mu     sync.Mutex
+	waking map[int64]bool // instants, in Unix nanoseconds, at which goroutines are to wake: one each
 	hash   uint64
 	points int
 	noted  int                // events
@@ -50,7 +51,7 @@ const keptEvents = 400
 
 // Begin makes the goroutine that calls it the first of a simulation, inside a bubble.
 func Begin(seed uint64) *Simulation {
-	s := &Simulation{Seed: seed, Began: time.Now(), hash: 14695981039346656037}
+	s := &Simulation{Seed: seed, Began: time.Now(), waking: map[int64]bool{}, hash: 14695981039346656037}
 	r := Random(Mix(seed, 1))
 	s.scale, s.dense = []uint64{1, 5_000, 40_000}[r.IntN(3)], []uint64{3, 40, 200}[r.IntN(3)]
 	s.network = newNetwork(s)
@@ -193,7 +194,7 @@ func current() *proc {
 	return p
 }
 
-// remainders is how many goroutines never wake at one instant.
+// remainders is how many goroutines that begin one after the other never aim at one instant.
 const remainders = 4096
 
 func (s *Simulation) adopt(n *Node, identity uint64) *proc {
@@ -210,8 +211,15 @@ func (p *proc) sleep(d time.Duration) {
 	if wake <= now {
 		wake += remainders
 	}
+	p.sim.mu.Lock()
+	for p.sim.waking[wake] { // of a goroutine that began remainders earlier or later, or several times that
+		wake += remainders
+	}
+	p.sim.waking[wake] = true
+	p.sim.mu.Unlock()
 	time.Sleep(time.Duration(wake - now))
 	p.sim.mu.Lock()
+	delete(p.sim.waking, wake)
 	p.sim.points++
 	p.sim.note(uint64(wake))
 	p.sim.mu.Unlock()
