@@ -42,10 +42,10 @@ func (p *probe) counts(parts int, large bool) []int {
 }
 
 // types are the element types of the matrix. The race detector sees the same accesses for all, and gets one of each
-// kind: floating point of 32 and of 8 bits, a signed integer, and unsigned ones of 64 and of 8 bits.
+// kind: floating point of 32, 16 and 8 bits, a signed integer, and unsigned ones of 64 and of 8 bits.
 func types() []dtype.DType {
 	if race.Enabled {
-		return []dtype.DType{dtype.F32, dtype.FP8E4M3, dtype.I32, dtype.U64, dtype.U8}
+		return []dtype.DType{dtype.F32, dtype.BF16, dtype.FP8E4M3, dtype.I32, dtype.U64, dtype.U8}
 	}
 	return dtype.All()
 }
