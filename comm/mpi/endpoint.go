@@ -58,6 +58,7 @@ func (s *state) newEndpoint(rank, size int, handle uintptr) *endpoint {
 		e.nativeStep = e.startNative
 	}
 	e.Engine = schedule.New(c)
+	e.SetHome(s.home)
 	return e
 }
 

@@ -69,6 +69,7 @@ type state struct {
 	progress    *progress     // drives all endpoints
 	world       *communicator // all processes; its rank is this process's
 	thread      mainThread    // the one that initialized MPI
+	home        *poll.Home    // of this process's waits; nil if the ranks of the world are on several hosts
 	patience    time.Duration // finalizePatience; tests have less
 	manager     *os.File      // the connection of the library to its process manager, never closed
 
@@ -380,6 +381,10 @@ func start(ctx context.Context) (*state, error) {
 	}
 	if err := world.share(ctx); err != nil {
 		return nil, err
+	}
+	if world.shared != nil {
+		s.home = poll.NewHome(world.rank, world.size)
+		world.SetHome(s.home)
 	}
 	s.world = newCommunicator(world)
 	if n := launchedSize(os.Getenv); n > 1 && world.size == 1 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // LanesOf is what a round trip asks for.
@@ -68,6 +69,9 @@ func Shares(c comm.Communicator) (slots, anything bool) {
 	e := c.(*communicator).e
 	return c.(*communicator).SharesMemory(), e.wire.shares.Load()
 }
+
+// Home is the processor to which waits of a rank return that shares memory.
+func Home(c comm.Communicator) *poll.Home { return c.(*communicator).e.wire.node.neighbors.Load().home }
 
 // Machine is what ranks are on outside of tests.
 var Machine = machine

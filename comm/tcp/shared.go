@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/segment"
 )
 
@@ -50,6 +51,7 @@ var machine = func(int) int64 {
 // two rings for each pair.
 type neighborhood struct {
 	node   *node          // this rank
+	home   *poll.Home     // of its waits
 	ranks  []int          // of the world, in order
 	bells  []segment.Bell // by rank of the world; those of ranks elsewhere are none
 	polled atomic.Bool    // a wait has looked by itself since listen has asked
@@ -95,6 +97,7 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 	}
 	s := &neighborhood{
 		node:  n,
+		home:  poll.NewHome(slices.Index(ranks, n.rank), len(ranks)),
 		ranks: ranks,
 		bells: make([]segment.Bell, n.size),
 		kick:  make(chan struct{}, 1),
@@ -188,6 +191,7 @@ func (e *endpoint) share(ctx context.Context) error {
 		return nil
 	}
 	e.wire.shares.Store(true)
+	e.SetHome(s.home)
 	if len(ranks) < len(e.wire.pairs) {
 		return nil
 	}

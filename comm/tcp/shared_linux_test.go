@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -60,6 +61,15 @@ func TestWhoShares(t *testing.T) {
 			}))
 		})
 	}
+}
+
+// The waits of each rank return to another processor of its machine.
+func TestHomes(t *testing.T) {
+	tcp.Neighbors(t, func(rank int) int64 { return int64(1 + rank%2) })
+	require.NoError(t, run(soon(t), 6, nil, func(_ context.Context, c comm.Communicator) error {
+		assert.Equal(t, poll.NewHome(c.Rank()/2, 3), tcp.Home(c))
+		return nil
+	}))
 }
 
 // The variable keeps a rank out, and has no other value.

@@ -13,6 +13,8 @@ type Pace struct {
 	// Goroutines says that the awaited event may need other goroutines of this process. Yields then let these run
 	// instead of other processes, which takes longer.
 	Goroutines bool
+	// Home is the processor of the rank that waits; nil if the kernel alone chooses.
+	Home *Home
 
 	pauses int           // so far
 	began  time.Time     // the first pause; zero before it
@@ -52,8 +54,12 @@ func (p *Pace) Next() {
 	case yield:
 		if p.Goroutines {
 			runtime.Gosched()
-		} else {
-			Yield()
+			return
+		}
+		Yield()
+		if p.Home != nil {
+			after := time.Now()
+			p.Home.yielded(after.Sub(now), after)
 		}
 	case sleep:
 		if d >= 2*p.turn {

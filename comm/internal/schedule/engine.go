@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/internal/tally"
 )
@@ -59,6 +60,7 @@ type Engine struct {
 	messages  tally.Tally // of users
 	groups    uint64      // number of the last group; 0 before the first
 	segment   segment     // memory that the ranks share; zero if they share none
+	home      *poll.Home  // of this rank's waits; nil if the kernel alone chooses their processors
 
 	log       callLog     // the collectives that were called
 	passed    uint64      // calls up to the last barrier or Split that is complete
@@ -106,6 +108,13 @@ func New(c Config) *Engine {
 	e.waiter, _ = c.Wire.(Waiter)
 	e.looker, _ = c.Wire.(Looker)
 	return e
+}
+
+// SetHome sets the processor to which waits of this rank return.
+func (e *Engine) SetHome(home *poll.Home) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.home = home
 }
 
 // maxActive bounds the number of collectives that run at once, and thus their working memory.

@@ -26,7 +26,7 @@ func (w *watch) attends() bool { return w.pace.Stalled() || w.moves >= attendMov
 
 // goOn restarts the pace for the next event, which is as close as the first was.
 func (w *watch) goOn() {
-	w.pace = poll.Pace{}
+	w.pace = poll.Pace{Home: w.pace.Home}
 	w.moves++
 	w.stop()
 }
@@ -94,6 +94,7 @@ func (e *Engine) pause(w *watch) {
 func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	w.pace.Home = e.home
 	progressed := false
 	for moved, tries := true, w.pace.Polls(); moved && tries > 0 && e.inFlight.Load() > 0; tries-- {
 		if moved, err = e.poll(w.pace.Stalled(), tries); err != nil {
