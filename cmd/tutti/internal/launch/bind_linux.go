@@ -2,7 +2,6 @@ package launch
 
 import (
 	"fmt"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,25 +20,17 @@ func usableProcessors() (list []int, err error) {
 	return list, nil
 }
 
-// startBound calls start, so that what it starts runs on these processors, or on all if they are nil. Processes inherit
-// them from the thread that starts them.
-func startBound(processors []int, start func() (*process, error)) (*process, error) {
+// bind has the calling thread, and what it starts from now on, run on these processors, or on all if they are nil.
+func bind(processors []int) error {
 	if processors == nil {
-		return start()
+		return nil
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before, share unix.CPUSet
+	var share unix.CPUSet
 	for _, p := range processors {
 		share.Set(p)
 	}
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return nil, fmt.Errorf("--bind: the processors of this launcher: %w", err)
-	}
 	if err := unix.SchedSetaffinity(0, &share); err != nil {
-		return nil, fmt.Errorf("--bind: processors %v: %w", processors, err)
+		return fmt.Errorf("--bind: processors %v: %w", processors, err)
 	}
-	// It fails if the system has taken all of them away meanwhile, and has then moved this thread itself.
-	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
-	return start()
+	return nil
 }

@@ -265,8 +265,8 @@ func (s *spread) start(h *remote) error {
 	if s.NoPrefix {
 		prefix = ""
 	}
-	copied.Go(func() { copyLines(&lines{out: &output{to: s.out, from: h, prefix: prefix}}, outRead) })
-	copied.Go(func() { copyLines(&lines{out: &reader{spread: s, from: h, prefix: prefix}}, errRead) })
+	copied.Go(func() { copyOutput(&lines{out: &output{to: s.out, from: h, prefix: prefix}}, outRead) })
+	copied.Go(func() { copyOutput(&lines{out: &reader{spread: s, from: h, prefix: prefix}}, errRead) })
 	go s.await(h, &copied)
 	go s.direct(h)
 	return nil

@@ -2,15 +2,11 @@ package launch
 
 import (
 	"bytes"
-	"encoding/gob"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,82 +27,6 @@ func hideName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0
 // adoptOrphans makes this process the parent of its descendants whose parents end.
 func adoptOrphans() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-}
-
-// outermost is the name of the process that a launcher starts for a rank.
-const outermost = guardName
-
-// guard starts a keeper, and kills what it has left of its rank when it was killed, whether the launcher lives or not:
-// all of that has become this process's ([adoptOrphans]). A process that this one may not kill, or that does not end,
-// is left.
-func guard(report *os.File) error {
-	if err := adoptOrphans(); err != nil {
-		return err
-	}
-	catchSignals()
-	path, err := self()
-	if err != nil {
-		return err
-	}
-	keeper, err := syscall.ForkExec(path, []string{keeperName}, &syscall.ProcAttr{
-		Env:   os.Environ(),
-		Files: []uintptr{0, 1, 2, report.Fd()},
-		Sys:   separate(),
-	})
-	if err != nil {
-		text := fmt.Sprintf("a keeper cannot be started: %v", err)
-		return gob.NewEncoder(report).Encode(outcome{Text: text, Code: 1})
-	}
-	_ = report.Close() // its end is the keeper's
-	awaitChild(keeper)
-	deadline := time.Now().Add(orphanTime)
-	for reapOrphans() && killOrphans() && time.Now().Before(deadline) {
-		time.Sleep(killTime)
-	}
-	return nil
-}
-
-// awaitChild waits for the end of a child, and reaps others meanwhile.
-func awaitChild(child int) {
-	for {
-		pid, err := syscall.Wait4(-1, nil, 0, nil)
-		if pid == child || err != nil && !errors.Is(err, syscall.EINTR) {
-			return
-		}
-	}
-}
-
-// killOrphans kills all descendants of this process, and returns false if there are none that it may kill.
-func killOrphans() (killed bool) {
-	for _, p := range descendants(os.Getpid()) {
-		if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
-			killed = true
-		}
-	}
-	return killed
-}
-
-// reapOrphans reaps the children of this process that have ended, and returns false if no others are left.
-func reapOrphans() (left bool) {
-	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && !errors.Is(err, syscall.EINTR) {
-			return err == nil
-		}
-	}
-}
-
-// kill kills the rank's keeper and all of the rank, and has the guard go on: a user may have stopped either.
-func (p *process) kill() {
-	select {
-	case <-p.gone: // the guard's number may be another process's
-		return
-	default:
-	}
-	for _, e := range descendants(p.pid()) {
-		_ = syscall.Kill(e.pid, syscall.SIGKILL)
-	}
-	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 // awaitGroup has nothing to wait for: all of a group are descendants.

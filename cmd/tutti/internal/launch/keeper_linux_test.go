@@ -216,7 +216,7 @@ func newPlace(t *testing.T, pid int) (p place, ok bool) {
 		return place{}, false
 	}
 	p = place{pid: pid, name: processName(pid)}
-	_, err = fmt.Sscanf(string(status[bytes.LastIndexByte(status, ')')+3:]), "%s %d %d %d", new(string), &p.parent, &p.group, &p.session)
+	_, err = fmt.Sscanf(string(status[bytes.LastIndexByte(status, ')')+2:]), "%s %d %d %d", new(string), &p.parent, &p.group, &p.session)
 	require.NoError(t, err)
 	command, _ := os.ReadFile(filepath.Join(directory, "cmdline"))
 	p.command = strings.ReplaceAll(string(command), "\x00", " ")
@@ -272,6 +272,43 @@ func TestKilledAtOneInstant(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A launcher has one process beside a keeper for each rank. When it is killed, all ranks of an elastic job start again,
+// under another one.
+func TestOneGuard(t *testing.T) {
+	left := mark(t)
+	file := filepath.Join(t.TempDir(), "over")
+	script := `echo $PPID $TUTTI_RESTART; while ! test -e ` + file + `; do sleep 0.05; done`
+	s := shell(t, t.Context(), script, func(c *Config) { c.Ranks, c.Min, c.Restarts, c.NoPrefix = 3, 1, 1, true })
+	guards := map[int]bool{}
+	for start := range 2 {
+		round := map[int]bool{}
+		begun := func() bool { return strings.Count(s.out.String(), fmt.Sprintf(" %d\n", start)) == 3 }
+		require.Eventually(t, begun, time.Minute, time.Millisecond)
+		for line := range strings.Lines(s.out.String()) {
+			var keeper, restart int
+			_, err := fmt.Sscanf(line, "%d %d", &keeper, &restart)
+			require.NoError(t, err)
+			if restart == start {
+				p, ok := newPlace(t, keeper)
+				require.True(t, ok)
+				round[p.parent] = true
+			}
+		}
+		require.Len(t, round, 1)
+		for guard := range round {
+			assert.False(t, guards[guard], "it was killed")
+			guards[guard] = true
+			if start == 0 {
+				require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
+			}
+		}
+	}
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.NoError(t, s.wait(t))
+	assert.Equal(t, 3, strings.Count(s.err.String(), "signal: killed"), s.err.String())
+	assert.Empty(t, left())
 }
 
 // A rank fails and ends when its keeper is killed, behind any wrapper.
@@ -518,7 +555,7 @@ func TestKeepersOfKeepers(t *testing.T) {
 	defer func() { os.Args[0] = program }()
 	for _, name := range []string{guardName, keeperName} {
 		os.Args[0] = name
-		_, err := newCommand()
+		_, err := newGuard()
 		require.ErrorContains(t, err, "does not call Keep")
 	}
 }

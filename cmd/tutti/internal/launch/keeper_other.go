@@ -20,15 +20,6 @@ func hideName(string) {}
 // adoptOrphans does nothing here.
 func adoptOrphans() error { return nil }
 
-// outermost is the name of the process that a launcher starts for a rank.
-const outermost = keeperName
-
-// guard has nothing to do: a rank whose keeper was killed is not listed here.
-func guard(*os.File) error { return nil }
-
-// kill kills the rank's keeper, which a user may have stopped.
-func (p *process) kill() { _ = p.cmd.Process.Kill() }
-
 // emptyTime is how often a keeper looks whether a process group is empty, which no event tells here.
 const emptyTime = 20 * time.Millisecond
 

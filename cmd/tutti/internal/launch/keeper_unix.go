@@ -24,38 +24,42 @@ const (
 	guardName  = "orphan-guard"
 )
 
-// order is what a keeper is told first. It comes on the standard input, and each byte after it is a signal.
-type order struct {
-	Words []string      // of the command
-	Grace time.Duration // from the first signal until the rank is killed
-}
+// keeperFiles is how many files a keeper begins with: its standard input, the rank's output and errors, and the report.
+const keeperFiles = 4
 
 // passedOn are signals that a keeper gives to its rank when it gets them itself. They do not end its guard.
 var passedOn = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
 }
 
-// Keep returns at once, unless this process is one that a launcher has started for a rank: a keeper, the parent of all
-// that the rank starts, or a keeper's guard. Programs with launchers call it first.
+// Keep returns at once, unless this process is one that a launcher has started: a keeper, the parent of all that a rank
+// starts, or the guard, the parent of all keepers. Programs with launchers call it first.
 //
-// A keeper ends when nothing of its rank is left. When its launcher ends, however that happens, it kills the rank. When
-// the keeper is killed, its guard kills the rank. When the guard is killed, the launcher ends the keeper.
+// A keeper ends when nothing of its rank is left. When the keeper is killed, the guard kills the rank. When the launcher
+// ends, however that happens, the guard kills all ranks. When the guard is killed, the launcher, or its end, has the
+// keepers kill their ranks.
 func Keep() {
-	var work func(report *os.File) error
+	var work func() error
 	switch os.Args[0] {
 	case keeperName:
 		runtime.LockOSThread() // the rank dies with this thread, where systems can do that
-		work = func(report *os.File) error { return keep(bufio.NewReader(os.Stdin), report) }
+		report := os.NewFile(keeperFiles-1, "report")
+		syscall.CloseOnExec(int(report.Fd()))
+		work = func() error { return keep(bufio.NewReader(os.Stdin), report) }
 	case guardName:
-		work = guard
+		work = func() error {
+			launcher, err := unixConn(os.Stdin)
+			if err != nil {
+				return fmt.Errorf("%s is started by tutti launch: %w", guardName, err)
+			}
+			return guardRanks(launcher)
+		}
 	default:
 		return
 	}
 	runtime.GOMAXPROCS(1)
-	report := os.NewFile(3, "report")
-	syscall.CloseOnExec(int(report.Fd()))
 	hideName(os.Args[0])
-	if err := work(report); err != nil {
+	if err := work(); err != nil {
 		fmt.Fprintf(os.Stderr, "tutti: %v\n", err)
 		os.Exit(1)
 	}
@@ -73,7 +77,8 @@ type keeper struct {
 	killing  <-chan time.Time // nil unless the rank is being killed
 }
 
-// keep starts a rank, reports how its first process ended, and returns when all of its processes have ended.
+// keep starts a rank as an order says that comes first, before a byte for each signal. It reports how
+// the rank's first process ended, and returns when all of its processes have ended.
 func keep(control *bufio.Reader, report *os.File) error {
 	var o order
 	if err := gob.NewDecoder(control).Decode(&o); err != nil {
@@ -85,7 +90,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 	k := &keeper{grace: o.Grace}
 	before := memoryKills()
 	reports := gob.NewEncoder(report)
-	if err := k.start(o.Words); err != nil {
+	if err := k.start(o); err != nil {
 		return reports.Encode(outcome{Text: err.Error(), Code: 1})
 	}
 	signals := make(chan syscall.Signal)
@@ -144,8 +149,11 @@ func sayLeft() {
 }
 
 // start starts the rank's first process, in its own process group and without standard input.
-func (k *keeper) start(words []string) error {
-	path, err := exec.LookPath(words[0])
+func (k *keeper) start(o order) error {
+	if err := bind(o.Processors); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(o.Words[0])
 	if err != nil {
 		return err
 	}
@@ -154,8 +162,8 @@ func (k *keeper) start(words []string) error {
 		return err
 	}
 	defer null.Close() //nolint:errcheck // nothing was written
-	k.leader, err = syscall.ForkExec(path, words, &syscall.ProcAttr{
-		Env:   os.Environ(),
+	k.leader, err = syscall.ForkExec(path, o.Words, &syscall.ProcAttr{
+		Env:   o.Env,
 		Files: []uintptr{null.Fd(), 1, 2},
 		Sys:   attributes(),
 	})
@@ -281,15 +289,15 @@ func (o outcome) err() error {
 
 // process is a rank as its launcher sees it.
 type process struct {
-	cmd     *exec.Cmd     // the keeper's guard, or the keeper where it has none
+	guard   *guard        // which has started the keeper
+	keeper  int           // the keeper's process
 	control *os.File      // the keeper's standard input, for its order and signals
-	report  *os.File      // on which the keeper says how the rank has ended; it ends with the keeper
-	gone    chan struct{} // closed when cmd has ended, and control
-	err     error         // of cmd; written before gone is closed
+	report  *os.File      // on which the keeper says how the rank has ended; it ends when nothing of the rank is left
+	gone    chan struct{} // closed when nothing of the rank is left
 }
 
-// startProcess starts words as a rank, with the environment and the output of cmd. When it is told to end it has grace.
-func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process, error) {
+// startProcess starts a rank, with files for its output and its errors.
+func startProcess(g *guard, o order, out, errs *os.File) (*process, error) {
 	input, control, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -300,42 +308,30 @@ func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process,
 		return nil, errors.Join(err, control.Close())
 	}
 	defer output.Close() //nolint:errcheck // the keeper has it
-	cmd.Stdin = input
-	cmd.ExtraFiles = []*os.File{output}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what a terminal sends, or a user to its session, is not theirs
-	if err := cmd.Start(); err != nil {
+	pid, err := g.start(input, out, errs, output)
+	if err != nil {
 		return nil, errors.Join(err, control.Close(), report.Close())
 	}
-	// One that ends before it has read all of it says so by its end.
-	_ = gob.NewEncoder(control).Encode(order{Words: words, Grace: grace})
-	p := &process{cmd: cmd, control: control, report: report, gone: make(chan struct{})}
+	// A keeper that ends before it has read all of it says so by its end.
+	_ = gob.NewEncoder(control).Encode(o)
+	p := &process{guard: g, keeper: pid, control: control, report: report, gone: make(chan struct{})}
 	go p.watch()
 	return p, nil
 }
 
-// watch waits for the end of the guard. A keeper that it leaves kills its rank when control ends.
+// watch closes control when the rank has ended, or the guard, whose keepers kill their ranks then.
 func (p *process) watch() {
-	p.err = errors.Join(p.cmd.Wait(), p.control.Close())
-	close(p.gone)
+	select {
+	case <-p.gone:
+	case <-p.guard.gone:
+	}
+	_ = p.control.Close()
 }
 
 // separate gives a process its own group: what a terminal sends comes from the launcher alone.
 func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// newCommand is the command of a rank's guard, or keeper. A program that does not call [Keep] would start one after the
-// other.
-func newCommand() (*exec.Cmd, error) {
-	if os.Args[0] == outermost || os.Args[0] == keeperName {
-		return nil, errors.New("launch: this program does not call Keep first")
-	}
-	path, err := self()
-	if err != nil {
-		return nil, err
-	}
-	return &exec.Cmd{Path: path, Args: []string{outermost}}, nil
-}
-
-// signal gives the rank a signal, and kills the keeper of one that was not killed in time.
+// signal gives the rank a signal.
 func (p *process) signal(s syscall.Signal) {
 	_, _ = p.control.Write([]byte{byte(s)})
 }
@@ -354,10 +350,11 @@ func (p *process) ended() error {
 
 // wait waits until nothing of the rank is left.
 func (p *process) wait() error {
-	<-p.gone
-	_, err := io.Copy(io.Discard, p.report) // until the keeper of a guard that was killed has ended
-	return errors.Join(p.err, err, p.report.Close())
+	p.guard.resume()
+	_, err := io.Copy(io.Discard, p.report)
+	close(p.gone)
+	return errors.Join(err, p.report.Close())
 }
 
-// pid is the number of the process whose children's descendants are the rank's.
-func (p *process) pid() int { return p.cmd.Process.Pid }
+// pid is the number of the process whose descendants are the rank's.
+func (p *process) pid() int { return p.keeper }

@@ -2,9 +2,9 @@ package launch
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"syscall"
-	"time"
 )
 
 // Keep returns: a rank has no keeper here.
@@ -26,17 +26,28 @@ func separate() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
 
-// newCommand is the command of a rank, which [startProcess] completes.
-func newCommand() (*exec.Cmd, error) { return &exec.Cmd{}, nil }
+// guard has nothing to do here.
+type guard struct{}
 
-// startProcess starts words as a rank, which writes to the files of cmd. Windows has no signals, and so no grace.
-func startProcess(cmd *exec.Cmd, words []string, _ time.Duration) (*process, error) {
-	path, err := exec.LookPath(words[0])
+// newGuard returns one.
+func newGuard() (*guard, error) { return &guard{}, nil }
+
+// ended is false here.
+func (*guard) ended() bool { return false }
+
+// kill has nothing to do: the first signal has killed the ranks.
+func (*guard) kill() {}
+
+// wait has nothing to wait for.
+func (*guard) wait() {}
+
+// startProcess starts a rank, with files for its output and its errors. Windows has no signals, and so no grace.
+func startProcess(_ *guard, o order, out, errs *os.File) (*process, error) {
+	path, err := exec.LookPath(o.Words[0])
 	if err != nil {
 		return nil, err
 	}
-	cmd.Path = path
-	cmd.Args = words
+	cmd := &exec.Cmd{Path: path, Args: o.Words, Env: o.Env, Stdout: out, Stderr: errs}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -44,10 +55,7 @@ func startProcess(cmd *exec.Cmd, words []string, _ time.Duration) (*process, err
 }
 
 // signal ends the rank: there are no other signals.
-func (p *process) signal(syscall.Signal) { p.kill() }
-
-// kill ends the rank.
-func (p *process) kill() { _ = p.cmd.Process.Kill() }
+func (p *process) signal(syscall.Signal) { _ = p.cmd.Process.Kill() }
 
 // ended waits for the end of the rank.
 func (p *process) ended() error {

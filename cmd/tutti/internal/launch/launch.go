@@ -8,7 +8,8 @@
 //	store.go    which store, and what launchers have alike there
 //	bind*.go    the processors of ranks
 //	ranks.go    the processes of ranks
-//	keeper*.go  the parent of a rank's processes, which knows them all, and its guard
+//	keeper*.go  the parent of a rank's processes, which knows them all
+//	guard*.go   the parent of all keepers, which ends what a killed keeper or launcher leaves
 //	relay*.go   signals that mean what the ranks' program says
 //	outlet.go   output, whose reader may have stopped to read
 //	dumps.go    flight records, which the first machine collects
@@ -73,8 +74,7 @@ type Host struct {
 	Enter []string // the words before a command that is to run there
 }
 
-// MaxRanks is how many ranks a launcher starts at most: each takes two processes more,
-// and a thread of the launcher, which the Go runtime limits to 10,000.
+// MaxRanks is how many ranks a launcher starts at most: each takes one process more, and four pipes of the launcher.
 const MaxRanks = 4096
 
 // DefaultListen is where the first of several machines keeps the store.

@@ -32,6 +32,7 @@ type group struct {
 	mu       sync.Mutex // taken alone
 	stopping bool       // guarded by mu
 	running  []*running // guarded by mu
+	guard    *guard     // of the ranks; nil before the first one; guarded by mu
 	seen     evidence   // how ranks have ended that were not told to; guarded by mu
 	foreign  []int      // ranks of other machines that have ended with success, as far as it is said; guarded by mu
 }
@@ -60,8 +61,8 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 	rank := a.plan.First[a.key] + local
 	for start := round; ; start++ {
 		began := time.Now()
-		p, err := g.run(func() (*running, error) {
-			return a.process(rank, local, start)
+		p, err := g.run(func(guard *guard) (*running, error) {
+			return a.process(guard, rank, local, start)
 		})
 		if err == nil {
 			err = p.ended()
@@ -123,39 +124,41 @@ func (a *agent) failure(rank int, err error) End {
 	}
 }
 
+// order is what is started as a rank.
+type order struct {
+	Words      []string      // of the command
+	Env        []string      // variables, as NAME=VALUE
+	Grace      time.Duration // from the first signal until the rank is killed
+	Processors []int         // that it runs on; nil for all
+}
+
 // process starts a rank that was started so often before.
-func (a *agent) process(rank, local, before int) (*running, error) {
-	cmd, err := newCommand()
-	if err != nil {
-		return nil, err
-	}
+func (a *agent) process(g *guard, rank, local, before int) (*running, error) {
 	first := 0
 	if a.starter != nil {
 		first = a.starter.localFirst
 	}
-	cmd.Env = slices.Concat(os.Environ(), a.env, []string{
+	o := order{
+		Words:      slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command),
+		Grace:      a.Grace,
+		Processors: a.share(local),
+	}
+	o.Env = slices.Concat(os.Environ(), a.env, threads(o.Processors), []string{
 		"TUTTI_RANK=" + strconv.Itoa(rank),
 		"TUTTI_LOCAL_RANK=" + strconv.Itoa(first+local%a.perHost()),
 		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
 		restartVariable + "=" + strconv.Itoa(before),
 	})
 	if a.Min == 0 { // records of an elastic job are apart by its epochs
-		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%s-%d", env.Run, a.plan.Run, before))
+		o.Env = append(o.Env, fmt.Sprintf("%s=%s-%d", env.Run, a.plan.Run, before))
 	}
-	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
-	processors := a.share(local)
-	cmd.Env = append(cmd.Env, threads(processors)...)
+	// Of variables that come again, as those of a.env do, the last one counts.
+	o.Env = (&exec.Cmd{Env: o.Env}).Environ()
 	if a.Plain {
-		cmd.Stdout = a.Out
-		cmd.Stderr = a.Err
-		cmd.WaitDelay = linger
-		p, err := startBound(processors, func() (*process, error) { return startProcess(cmd, words, a.Grace) })
-		if err != nil {
-			return nil, err
-		}
-		return &running{process: p, rank: rank}, nil
+		return plain(g, o, rank, a.Out, a.Err)
 	}
-	return a.capture(cmd, words, rank, processors)
+	prefix := a.prefix(rank)
+	return capture(g, o, rank, &lines{out: a.out, prefix: prefix}, &lines{out: a.err, prefix: prefix})
 }
 
 // running is a rank, with what reads its output.
@@ -165,8 +168,22 @@ type running struct {
 	copied sync.WaitGroup // which ends when nothing has the rank's output open
 }
 
-// capture starts a rank, and copies what it writes line by line.
-func (a *agent) capture(cmd *exec.Cmd, words []string, rank int, processors []int) (*running, error) {
+// plain starts a rank that writes to files itself. What it writes to others is copied.
+func plain(g *guard, o order, rank int, out, errs io.Writer) (*running, error) {
+	outFile, isFile := out.(*os.File)
+	errFile, isErrFile := errs.(*os.File)
+	if !isFile || !isErrFile {
+		return capture(g, o, rank, out, errs)
+	}
+	p, err := startProcess(g, o, outFile, errFile)
+	if err != nil {
+		return nil, err
+	}
+	return &running{process: p, rank: rank}, nil
+}
+
+// capture starts a rank, and copies what it writes.
+func capture(g *guard, o order, rank int, out, errs io.Writer) (*running, error) {
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -177,44 +194,42 @@ func (a *agent) capture(cmd *exec.Cmd, words []string, rank int, processors []in
 		return nil, errors.Join(err, outRead.Close())
 	}
 	defer errWrite.Close() //nolint:errcheck // the rank has it
-	cmd.Stdout = outWrite
-	cmd.Stderr = errWrite
-	p, err := startBound(processors, func() (*process, error) { return startProcess(cmd, words, a.Grace) })
+	p, err := startProcess(g, o, outWrite, errWrite)
 	if err != nil {
 		return nil, errors.Join(err, outRead.Close(), errRead.Close())
 	}
 	r := &running{process: p, rank: rank}
-	prefix := a.prefix(rank)
-	r.copied.Go(func() {
-		copyLines(&lines{out: a.out, prefix: prefix}, outRead)
-	})
-	r.copied.Go(func() {
-		copyLines(&lines{out: a.err, prefix: prefix}, errRead)
-	})
+	r.copied.Go(func() { copyOutput(out, outRead) })
+	r.copied.Go(func() { copyOutput(errs, errRead) })
 	return r, nil
 }
 
 // processes are the rank's, of all that this machine has.
-func (r *running) processes(all family) []entry {
-	ours := func(e entry) bool { return e.parent == r.pid() } // such as the keeper
-	return slices.DeleteFunc(all.descend(r.pid()), ours)
-}
+func (r *running) processes(all family) []entry { return all.descend(r.pid()) }
 
-// copyLines copies whole lines until all who write have closed their end.
-func copyLines(l *lines, from *os.File) {
-	_, _ = io.Copy(l, from)
-	l.flush()
+// copyOutput copies output until all who write have closed their end.
+func copyOutput(to io.Writer, from *os.File) {
+	_, _ = io.Copy(to, from)
+	if l, ok := to.(*lines); ok {
+		l.flush()
+	}
 	_ = from.Close()
 }
 
 // run starts a rank, unless the ranks were told to end.
-func (g *group) run(start func() (*running, error)) (*running, error) {
+func (g *group) run(start func(*guard) (*running, error)) (*running, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopping {
 		return nil, errTold
 	}
-	r, err := start()
+	if g.guard == nil || g.guard.ended() {
+		var err error
+		if g.guard, err = newGuard(); err != nil {
+			return nil, err
+		}
+	}
+	r, err := start(g.guard)
 	if err != nil {
 		return nil, err
 	}
@@ -279,17 +294,20 @@ func (g *group) stop(with syscall.Signal) {
 	}
 	g.mu.Unlock()
 	g.signal(cmp.Or(with, syscall.SIGTERM))
-	defer time.AfterFunc(g.grace+patience, g.kill).Stop()
+	guard := g.lastGuard()
+	if guard != nil {
+		defer guard.wait()
+		defer guard.kill()
+		defer time.AfterFunc(g.grace+patience, guard.kill).Stop() // a user may have stopped a keeper
+	}
 	g.ended.Wait()
 }
 
-// kill kills what should have ended the ranks, and the ranks with it: a user may have stopped it.
-func (g *group) kill() {
+// lastGuard is the guard of the ranks, nil if none was started. It is the last one when the ranks are told to end.
+func (g *group) lastGuard() *guard {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, r := range g.running {
-		r.kill()
-	}
+	return g.guard
 }
 
 // signal gives the ranks a signal.

@@ -1,0 +1,321 @@
+//go:build unix
+
+package launch
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// guard is the process that starts a launcher's keepers, as the launcher sees it.
+type guard struct {
+	cmd     *exec.Cmd
+	conn    *net.UnixConn // its standard input, for the files of keepers; when it ends, the guard kills all ranks
+	answers *gob.Decoder  // of conn
+	gone    chan struct{} // closed when cmd has ended
+}
+
+// answer is what a guard says of a keeper that it was asked for.
+type answer struct {
+	PID  int    // of the keeper
+	Text string // why there is no keeper, "" if there is one
+}
+
+// newGuard starts a guard. One whose program does not call [Keep] would start the next, and so on.
+func newGuard() (*guard, error) {
+	if os.Args[0] == guardName || os.Args[0] == keeperName {
+		return nil, errors.New("launch: this program does not call Keep first")
+	}
+	path, err := self()
+	if err != nil {
+		return nil, err
+	}
+	conn, other, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer other.Close() //nolint:errcheck // the guard has it
+	g := &guard{
+		cmd:     &exec.Cmd{Path: path, Args: []string{guardName}, Stdin: other, Stderr: os.Stderr},
+		conn:    conn,
+		answers: gob.NewDecoder(conn),
+		gone:    make(chan struct{}),
+	}
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what a terminal sends, or a user to its session, is not its
+	if err := g.cmd.Start(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	go func() {
+		_ = g.cmd.Wait() // keepers say how their ranks end
+		_ = conn.Close()
+		close(g.gone)
+	}()
+	return g, nil
+}
+
+// socketPair returns the two ends of a connection that passes files.
+func socketPair() (conn *net.UnixConn, other *os.File, err error) {
+	syscall.ForkLock.RLock()
+	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(ends[0])
+		syscall.CloseOnExec(ends[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	other = os.NewFile(uintptr(ends[1]), "guard")
+	conn, err = unixConn(os.NewFile(uintptr(ends[0]), "launcher"))
+	if err != nil {
+		return nil, nil, errors.Join(err, other.Close())
+	}
+	return conn, other, nil
+}
+
+// unixConn is the connection that a file is, which it closes.
+func unixConn(file *os.File) (*net.UnixConn, error) {
+	defer file.Close() //nolint:errcheck // the connection has a copy
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	unix, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%s is no Unix socket", file.Name()), conn.Close())
+	}
+	return unix, nil
+}
+
+// ended reports whether the guard's process has ended.
+func (g *guard) ended() bool {
+	select {
+	case <-g.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// start has the guard start a keeper, whose files 0, 1, … are these, and returns its process. The guard closes the last
+// of them, too, when nothing of the rank is left.
+func (g *guard) start(files ...*os.File) (pid int, err error) {
+	var numbers []int
+	for _, f := range files {
+		numbers = append(numbers, int(f.Fd()))
+	}
+	g.resume()
+	if _, _, err := g.conn.WriteMsgUnix([]byte{0}, syscall.UnixRights(numbers...), nil); err != nil {
+		return 0, fmt.Errorf("%s has ended: %w", guardName, err)
+	}
+	var a answer
+	if err := g.answers.Decode(&a); err != nil {
+		return 0, fmt.Errorf("%s has ended: %w", guardName, err)
+	}
+	if a.Text != "" {
+		return 0, errors.New(a.Text)
+	}
+	return a.PID, nil
+}
+
+// resume has a guard go on that a user may have stopped.
+func (g *guard) resume() { _ = g.cmd.Process.Signal(syscall.SIGCONT) }
+
+// kill has the guard kill all ranks and their keepers, and end.
+func (g *guard) kill() {
+	g.resume()
+	_ = g.conn.Close()
+}
+
+// wait waits until the guard has ended.
+func (g *guard) wait() { <-g.gone }
+
+// watch is the state of a guard's process.
+type watch struct {
+	keepers  map[int]*os.File // reports of those that run, by process
+	killed   []*os.File       // reports of those that were killed, until nothing of their ranks is left
+	deadline time.Time        // for the end of processes that are being killed
+	alone    bool             // the launcher has ended
+}
+
+// guardRanks starts the keepers that the launcher asks for. It kills what a killed keeper has left of its rank, and all
+// ranks when the launcher has ended: their processes have become this one's ([adoptOrphans]). A process that this one
+// may not kill, or that does not end, is left.
+func guardRanks(launcher *net.UnixConn) error {
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
+	catchSignals()
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, syscall.SIGCHLD)
+	requests := make(chan []*os.File)
+	go receiveRequests(launcher, requests)
+	answers := gob.NewEncoder(launcher)
+	w := &watch{keepers: map[int]*os.File{}}
+	for {
+		var again <-chan time.Time // nil if nothing is being killed
+		if w.sweep() {
+			again = time.After(killTime)
+		} else if w.alone {
+			w.killKeepers()
+			return nil
+		}
+		select {
+		case files, ok := <-requests:
+			if ok {
+				_ = answers.Encode(w.start(files)) // or the launcher has ended, which is the next request
+				continue
+			}
+			requests = nil
+			w.alone = true
+			w.deadline = time.Now().Add(orphanTime)
+		case <-children:
+			w.reap()
+		case <-again:
+			w.reap()
+		}
+	}
+}
+
+// receiveRequests receives the files of keepers until the launcher ends.
+func receiveRequests(launcher *net.UnixConn, requests chan<- []*os.File) {
+	defer close(requests)
+	message := make([]byte, 1)
+	rights := make([]byte, syscall.CmsgSpace(keeperFiles*4))
+	for {
+		n, size, _, _, err := launcher.ReadMsgUnix(message, rights)
+		if n == 0 || err != nil {
+			return
+		}
+		var files []*os.File
+		messages, _ := syscall.ParseSocketControlMessage(rights[:size])
+		for _, m := range messages {
+			numbers, _ := syscall.ParseUnixRights(&m)
+			for _, number := range numbers {
+				files = append(files, os.NewFile(uintptr(number), "passed"))
+			}
+		}
+		requests <- files
+	}
+}
+
+// start starts a keeper, and closes its files but for the report.
+func (w *watch) start(files []*os.File) answer {
+	if len(files) != keeperFiles { // such as when this process may open no more
+		closeAll(files)
+		return answer{Text: fmt.Sprintf("%s has received %d of %d files for a keeper", guardName, len(files), keeperFiles)}
+	}
+	report := files[keeperFiles-1]
+	defer closeAll(files[:keeperFiles-1])
+	path, err := self()
+	if err != nil {
+		return answer{Text: errors.Join(err, report.Close()).Error()}
+	}
+	var numbers []uintptr
+	for _, f := range files {
+		numbers = append(numbers, f.Fd())
+	}
+	pid, err := syscall.ForkExec(path, []string{keeperName}, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: numbers,
+		Sys:   &syscall.SysProcAttr{Setsid: true}, // what a rank sends to its session is not the other ranks'
+	})
+	if err != nil {
+		return answer{Text: fmt.Sprintf("a keeper cannot be started: %v", errors.Join(err, report.Close()))}
+	}
+	w.keepers[pid] = report
+	return answer{PID: pid}
+}
+
+// closeAll closes files of which nothing is left to write.
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// reap reaps the children that have ended, and reports whether there were any.
+func (w *watch) reap() (reaped bool) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case pid <= 0:
+			return reaped
+		default:
+			w.note(pid, status)
+			reaped = true
+		}
+	}
+}
+
+// note takes note of the end of a child. A keeper that was not killed has left nothing.
+func (w *watch) note(child int, status syscall.WaitStatus) {
+	report, isKeeper := w.keepers[child]
+	if !isKeeper {
+		return
+	}
+	delete(w.keepers, child)
+	if status.ExitStatus() == 0 {
+		_ = report.Close()
+		return
+	}
+	w.killed = append(w.killed, report)
+	w.deadline = time.Now().Add(orphanTime)
+}
+
+// sweep kills what is to end, and returns false if nothing of it is left that this process may kill, or its time is
+// over.
+func (w *watch) sweep() (left bool) {
+	if len(w.killed) == 0 && !w.alone {
+		return false
+	}
+	for time.Now().Before(w.deadline) {
+		if w.killOrphans() {
+			return true
+		}
+		// The list has no process that has ended, and what that had started may not be this process's child there yet.
+		if !w.reap() {
+			break
+		}
+	}
+	closeAll(w.killed)
+	w.killed = nil
+	return false
+}
+
+// killOrphans kills the descendants of this process that have no keeper, and all of them when the launcher has ended.
+// It returns false if there are none that it may kill.
+func (w *watch) killOrphans() (killed bool) {
+	if !canList {
+		return len(w.keepers) > 0 // which kill their ranks themselves
+	}
+	all := listProcesses()
+	for _, child := range all[os.Getpid()] {
+		if w.keepers[child.pid] != nil && !w.alone {
+			continue
+		}
+		for _, p := range slices.Insert(all.descend(child.pid), 0, child) {
+			if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
+				killed = true
+			}
+		}
+	}
+	return killed
+}
+
+// killKeepers kills the keepers that are left: a user may have stopped them.
+func (w *watch) killKeepers() {
+	for pid := range w.keepers {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
