@@ -285,6 +285,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		}
 		a.leave()
 		if a.first {
+			a.awaitLeaving(round, end)
 			err = errors.Join(err, a.takeDumps())
 		}
 		switch {
@@ -765,6 +766,9 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	}()
 	end, err = a.awaitEnd(watching, round, failures)
 	if err != nil || !end.Rank {
+		if end.Text != "" {
+			go a.testify(lasting, g, round) // that this launcher has heard of the end
+		}
 		a.stopFor(ctx, g, end)
 		return end, err
 	}
@@ -913,20 +917,32 @@ func (a *agent) prepare(ctx context.Context, round int) error {
 	})
 }
 
-// leave has the first machine keep the store until the others know how the job ended and have stopped their ranks.
+// leave takes this machine from those of the job.
 func (a *agent) leave() {
-	ctx, cancel := context.WithTimeout(context.Background(), a.stopTime())
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	_ = a.kv.Delete(ctx, a.key, 0) // it goes with the session as well
-	if a.first {
-		ours := func(e store.Entry) bool {
+}
+
+// awaitLeaving has the first machine keep the store until the others know how the job ended, as evidence of theirs or
+// success shows, and have stopped their ranks. The others have answerTime: one that is lost would be missed later.
+func (a *agent) awaitLeaving(round int, end End) {
+	ctx, cancel := context.WithTimeout(context.Background(), a.stopTime())
+	defer cancel()
+	complete := func(present []store.Entry) bool {
+		return !slices.ContainsFunc(present, func(e store.Entry) bool {
 			_, planned := a.plan.First[e.Key]
 			return planned && !slices.Contains(a.silent, e.Key)
-		}
-		_, _ = a.await(ctx, func(present []store.Entry) bool {
-			return !slices.ContainsFunc(present, ours)
 		})
 	}
+	if end.Text != "" {
+		bounded, cancel := context.WithTimeout(ctx, answerTime)
+		_, _ = a.await(bounded, complete)
+		cancel()
+		listed, _ := a.kv.List(ctx, a.evidenceKey("", round))
+		a.noteSilent(listed, round)
+	}
+	_, _ = a.await(ctx, complete)
 }
 
 // stop ends the ranks, and does not have them wait for a reader of the output meanwhile.

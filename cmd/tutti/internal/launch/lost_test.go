@@ -4,6 +4,8 @@ package launch
 
 import (
 	"context"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -143,4 +145,25 @@ func TestAStoreLostBetweenRounds(t *testing.T) {
 	_, err := b.restart(t.Context(), context.Background(), 0, time.Now())
 	require.ErrorIs(t, err, comm.ErrClosed)
 	assert.ErrorContains(t, err, "the store at store:1")
+}
+
+// A first launcher that ends with a signal, or without the launcher that has started it, does not wait for a machine
+// that does not say that it has heard of the end: here, it would for a day.
+func TestTheEndWaitsForNoLostMachine(t *testing.T) {
+	for name, cause := range map[string]error{"signal": Signaled(syscall.SIGTERM), "detached": errDetached} {
+		t.Run(name, func(t *testing.T) {
+			first, second := pair(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			a := begin(t, ctx, "idles", first)
+			cfg := Config{Command: []string{os.Args[0]}, Version: "v1", Grace: longestGrace, Out: new(buffer), Err: new(buffer)}
+			second(&cfg)
+			silent := newAgent(cfg)
+			t.Cleanup(func() { _ = flush(silent.out, silent.err, nil) })
+			require.NoError(t, silent.connect(t.Context()))
+			defer silent.kv.Close() //nolint:errcheck // nothing is lost
+			a.says(t, "[1] idles")
+			cancel(cause)
+			assert.Contains(t, ended(t, a.wait(t)).Text, cause.Error()+" on ")
+		})
+	}
 }

@@ -88,6 +88,7 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	if err != nil {
 		return a.alone(end)
 	}
+	a.noteSilent(listed, round)
 	for _, entry := range listed {
 		c.add(strings.TrimPrefix(entry.Key, a.evidenceKey("", round)), entry.Value)
 	}
@@ -108,11 +109,6 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	for _, entry := range listed {
 		c.present[entry.Key] = true
 	}
-	for key := range a.plan.First {
-		if _, answers := c.all[key]; !answers {
-			a.silent = append(a.silent, key)
-		}
-	}
 	text, _ := json.Marshal(c.verdict(end))
 	now, _, err := a.kv.CompareAndSet(lasting, fmt.Sprintf("%sverdict/%d", keys, round), 0, text)
 	if err != nil {
@@ -123,6 +119,17 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 		return a.alone(end)
 	}
 	return agreed
+}
+
+// noteSilent notes the machines whose evidence of a round is not listed.
+func (a *agent) noteSilent(listed []store.Entry, round int) {
+	a.silent = nil
+	for machine := range a.plan.First {
+		isOf := func(e store.Entry) bool { return e.Key == a.evidenceKey(machine, round) }
+		if !slices.ContainsFunc(listed, isOf) {
+			a.silent = append(a.silent, machine)
+		}
+	}
 }
 
 // court has all that is known of a round that has failed.
