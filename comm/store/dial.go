@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -24,15 +25,30 @@ import (
 // longestReason bounds the bytes of a refusal that are shown.
 const longestReason = 1 << 10
 
-// refusal is an answer of who is not the store, or of the store.
+// refusal is an answer of who is not the store, or of the store, or none on a connection.
 type refusal struct {
 	by, reason string // the address that answered
-	proven     bool   // by the store of this job
+	from       listener
 }
 
+// listener is what an address leads to.
+type listener int
+
+const (
+	stranger  listener = iota // another program, or a store that a crowd keeps busy
+	jobsStore                 // the store of this job
+	mutePeer                  // a process that says nothing
+)
+
+// muteReason is what it may mean that a process says nothing whose system has accepted a connection.
+const muteReason = "is its process stopped, as Ctrl-Z does to a launcher? fg, bg or kill -CONT resumes it"
+
 func (r *refusal) Error() string {
-	if r.proven {
+	switch r.from {
+	case jobsStore:
 		return fmt.Sprintf("%v by the job's store (%s): %s", ErrRefused, r.by, r.reason)
+	case mutePeer:
+		return fmt.Sprintf("what listens on %s says nothing: %s", r.by, r.reason)
 	}
 	return fmt.Sprintf("%v: what listens on %s is not the store of this job: %s", ErrRefused, r.by, r.reason)
 }
@@ -87,15 +103,18 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 				return c, nil
 			case !errors.As(err, &r):
 				sure = false
-			case r.proven:
+			case r.from == jobsStore:
 				return nil, err
 			default:
-				if r.reason == gate.Silence { // the store hangs up as well, on some of a crowd
+				// The store hangs up as well, on some of a crowd.
+				if r.from == mutePeer || r.reason == gate.Silence {
 					sure = false
 				} else {
 					refused = err
 				}
-				r.warn(&log)
+				if ctx.Err() == nil {
+					r.warn(&log)
+				}
 			}
 			now = append(now, err)
 			d.remind(reminder, now)
@@ -122,12 +141,17 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	}
 }
 
-// warn says that somebody else than the job's store was found, ever more rarely.
+// warn says that somebody else than the job's store was found, or nobody who speaks, ever more rarely.
 func (r *refusal) warn(log *repeats.Log) {
 	times, due := log.Count(r.reason)
-	if due {
-		slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
+	if !due {
+		return
 	}
+	text := "store: looking for the job's store, found somebody else"
+	if r.from == mutePeer {
+		text = "store: the job's store does not answer"
+	}
+	slog.Warn(text, "at", r.by, "reason", r.reason, "times", times)
 }
 
 // after adds a refusal of an earlier round to the errors of the last one, in which nobody may answer any more.
@@ -193,7 +217,7 @@ func (d Dialer) hello() greeting {
 func (d Dialer) Occupied(ctx context.Context, address string) error {
 	c, err := d.connect(ctx, address, d.hello(), glance)
 	var r *refusal
-	if errors.As(err, &r) && r.proven {
+	if errors.As(err, &r) && r.from == jobsStore {
 		return err
 	}
 	if err == nil {
@@ -225,21 +249,24 @@ func (d Dialer) introduce(
 		}
 	}()
 	secure := tls.Client(conn, d.TLS)
-	stranger := func(err error) error {
-		return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(secure, err)}
+	refused := func(err error) error {
+		if errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
+			return &refusal{conn.RemoteAddr().String(), muteReason, mutePeer}
+		}
+		return &refusal{conn.RemoteAddr().String(), gate.Reason(secure, err), stranger}
 	}
 	_ = conn.SetDeadline(time.Now().Add(bound)) // fails if the connection does, as what follows
 	if err := secure.Handshake(); err != nil {
-		return nil, stranger(err)
+		return nil, refused(err)
 	}
 	var w welcome
 	in := json.NewDecoder(secure)
 	_ = conn.SetDeadline(time.Now().Add(gate.Patience))
 	if err := sender[greeting](secure)([]greeting{hello}); err != nil {
-		return nil, stranger(err)
+		return nil, refused(err)
 	}
 	if err := in.Decode(&w); err != nil {
-		return nil, stranger(err)
+		return nil, refused(err)
 	}
 	if w.Failed != "" {
 		return nil, fmt.Errorf(
@@ -250,13 +277,13 @@ func (d Dialer) introduce(
 	}
 	if w.Refused != "" {
 		reason := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])
-		return nil, &refusal{conn.RemoteAddr().String(), reason, true}
+		return nil, &refusal{conn.RemoteAddr().String(), reason, jobsStore}
 	}
 	if w.Version != protocol { // one that has not compared them itself
-		return nil, &refusal{conn.RemoteAddr().String(), w.otherVersion(), true}
+		return nil, &refusal{conn.RemoteAddr().String(), w.otherVersion(), jobsStore}
 	}
 	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
-		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
+		return nil, refused(fmt.Errorf("a silence of %v", w.Silence))
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return remote(secure, in, w.Silence), nil

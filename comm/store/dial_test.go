@@ -3,7 +3,9 @@ package store
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -98,4 +100,37 @@ func TestRefusalOutlivesTheStore(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrCanceled)
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.ErrorContains(t, err, "it knows another secret")
+}
+
+// mute is a network whose listeners accept connections and say nothing, as the system does for a process that is
+// stopped.
+type mute struct{}
+
+// Dial implements Network.
+func (mute) Dial(context.Context, string, string) (net.Conn, error) {
+	conn, other := net.Pipe()
+	go func() { _, _ = io.Copy(io.Discard, other) }()
+	return conn, nil
+}
+
+// Listen implements Network.
+func (mute) Listen(string, string) (net.Listener, error) { return nil, errors.ErrUnsupported }
+
+// A store's process that is stopped, such as a launcher by Ctrl-Z, is not taken for another program.
+func TestAStoppedStoreIsNamed(t *testing.T) {
+	log := logtest.Capture(t)
+	synctest.Test(t, func(t *testing.T) {
+		d := dialer(t, "10.0.0.1:29400", "s", "rank 1")
+		d.Network = mute{}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := d.Dial(ctx)
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		for _, text := range []string{err.Error(), strings.Join(log.Lines("store: "), "\n")} {
+			assert.Contains(t, text, "is its process stopped, as Ctrl-Z does to a launcher?")
+			assert.NotContains(t, text, "is not the store of this job")
+			assert.NotContains(t, text, "somebody else")
+		}
+		assert.NotEmpty(t, log.Lines("store: the job's store does not answer"))
+	})
 }
