@@ -145,6 +145,10 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 	if c.Ranks < 0 {
 		return fmt.Errorf("%w: %d ranks", comm.ErrArgument, c.Ranks)
 	}
+	if least, _ := strconv.Atoi(os.Getenv(env.Min)); least > job.WorldSize {
+		return fmt.Errorf("%w: an elastic job of %d ranks or more (--min), and tutti.Run has %d: elastic.Join waits for others",
+			comm.ErrArgument, least, job.WorldSize)
+	}
 	switch c.Backend {
 	case Local:
 		if job.WorldSize > 1 {

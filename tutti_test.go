@@ -121,6 +121,7 @@ func TestErrors(t *testing.T) {
 		"none":              {env: map[string]string{env.Ranks: "0"}, says: `TUTTI_RANKS is "0"`},
 		"negative":          {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},
 		"own worlds":        {config: tutti.Config{Backend: tutti.Local}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "torchrun started 2 processes"},
+		"too few members":   {env: map[string]string{env.Min: "3", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "an elastic job of 3 ranks or more (--min), and tutti.Run has 2: elastic.Join waits for others"},
 		"a network for MPI": {config: tutti.Config{Backend: tutti.MPI, Network: new(networktest.Pipes)}, says: "mpi has connections of its own and uses no Network"},
 		"another number":    {config: tutti.Config{Ranks: 3}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "3 ranks over tcp, but there is a process for each of 2"},
 	} {

@@ -85,6 +85,8 @@ func TestWrongUsage(t *testing.T) {
 		{"launch --min -1 hostname", `"--min" flag: must be 0 or more`},
 		{"launch --max 2 hostname", "--max is for an elastic job, which --min makes"},
 		{"launch --min 3 --max 2 hostname", "--max is 2, less than --min, 3"},
+		{"launch -n 2 --min 3 hostname", "--min is 3, but 2 ranks start here, and others need --listen to join them: start 3 (-n 3), or give an address"},
+		{"launch --hosts a:1,b:1 --min 3 hostname", "--min is 3, but 2 ranks start on the hosts, and others need --listen to join them"},
 		{"launch --min 2 --machines 2 hostname", "--machines is not for an elastic job"},
 		{"launch --join foo hostname", `"--join" flag: must be HOST:PORT`},
 		{"launch --join= hostname", `"--join" flag: must be HOST:PORT`},

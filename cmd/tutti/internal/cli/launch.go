@@ -143,7 +143,34 @@ func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
 		return console.Usagef("--machines is not for an elastic job (--min), " +
 			"which other machines join at any time, at --listen of the first")
 	}
-	return nil
+	return checkMembers(cfg)
+}
+
+// checkMembers returns an error for an elastic job that has too few ranks, and that no other machine can join.
+func checkMembers(cfg launch.Config) error {
+	if cfg.Join != nil || cfg.Listen != "" {
+		return nil
+	}
+	total := cfg.Ranks
+	where := "here"
+	remedy := fmt.Sprintf("start %d (-n %[1]d)", cfg.Min)
+	if cfg.Slots != nil {
+		total = 0
+		where = "on the hosts"
+		remedy = "name more hosts"
+	}
+	for _, s := range cfg.Slots {
+		total += s.Ranks
+	}
+	if cfg.Min <= total {
+		return nil
+	}
+	noun := "ranks start"
+	if total == 1 {
+		noun = "rank starts"
+	}
+	return console.Usagef("--min is %d, but %d %s %s, and others need --listen to join them: %s, or give an address",
+		cfg.Min, total, noun, where, remedy)
 }
 
 // launchFlags adds the flags of the launch command.
