@@ -250,11 +250,11 @@ var happenings = map[string]misfortune{
 		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this is tutti 0\.1\.0`},
 	},
 	"another job": {
-		amiss: true, early: `a launcher of .* looks for the job`,
+		amiss: true, early: `the launcher of .* looks for the job`,
 		first: "--wait 15s --job one", second: "--job two",
-		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: a launcher of .* looks for the job "two", .* one "one": .*--job.*`, code: 1,
-		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one": .*--job.*`,
-		said: map[string]string{"first.err": `a launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
+		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: the launcher of .* looks for the job "two", .* one "one": .*--job.*`, code: 1,
+		two:  `tutti: launch: refused by .*: the launcher of .* looks for the job "two", and this store, .*, has one "one": .*--job.*`,
+		said: map[string]string{"first.err": `the launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
 	},
 	"another command": {
 		amiss: true, early: `does not take part: .*this launcher starts sh`,

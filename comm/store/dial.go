@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -60,6 +61,7 @@ type Dialer struct {
 	Addresses []string    // of the store, as host:port; a link-local one without a zone is tried on all interfaces
 	TLS       *tls.Config // the job's certificates, of both sides; nil is no valid Dialer
 	Name      string      // of this process; no other one has it
+	Title     string      // by which others call this process; "" for Name
 	Size      int         // of the job, 0 if it is not known
 	Job       string      // the name of the job; "" is a job without a name
 	Once      bool        // Dial makes one attempt at each address
@@ -181,7 +183,7 @@ func (d Dialer) remind(reminder *waiting.Reminder, errs []error) {
 	case <-reminder.C:
 		slog.Warn(
 			"store: no connection yet; trying again",
-			"process", d.Name,
+			"process", cmp.Or(d.Title, d.Name),
 			"err", errors.Join(errs...),
 			"waited", reminder.Next(),
 		)
@@ -210,7 +212,7 @@ func (d Dialer) severalHosts() bool {
 
 // hello is a greeting of this process.
 func (d Dialer) hello() greeting {
-	return greeting{Name: d.Name, Size: d.Size, Job: d.Job, Process: rand.Text(), Version: protocol}
+	return greeting{Name: d.Name, Title: d.Title, Size: d.Size, Job: d.Job, Process: rand.Text(), Version: protocol}
 }
 
 // Occupied returns the reason if this job's own store answers at an address and refuses this process.

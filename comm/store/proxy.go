@@ -100,7 +100,7 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	backend, err := p.open(opening, hello.Job)
 	cancel()
 	if err != nil {
-		p.gate.Warn(conn, "no session", "open", hello.Name+": "+err.Error())
+		p.gate.Warn(conn, "no session", "open", hello.title()+": "+err.Error())
 		turned := welcome{Failed: err.Error(), Kind: kindOf(err)}
 		if turned.Kind == kindArgument {
 			turned = welcome{Refused: err.Error()}
@@ -125,7 +125,7 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	s.waits = map[uint64]context.CancelFunc{}
 	s.out = outbox[reply]{limit: mostQueued, send: sender[reply](conn), finish: conn.CloseWrite}
 	if err := s.run(p.ctx, lines, p.silence); err != nil && !errors.Is(err, net.ErrClosed) {
-		p.gate.Warn(conn, "session lost", "session", hello.Name+": "+err.Error())
+		p.gate.Warn(conn, "session lost", "session", hello.title()+": "+err.Error())
 	}
 }
 

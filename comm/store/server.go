@@ -2,6 +2,7 @@ package store
 
 import (
 	"bufio"
+	"cmp"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -24,11 +25,12 @@ const (
 
 // greeting is who a process is.
 type greeting struct {
-	Name    string `json:"name"`           // of one process at a time
-	Size    int    `json:"size,omitempty"` // of the job
-	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
-	Version int    `json:"version"`        // of the store's protocol
-	Job     string `json:"job,omitempty"`  // its name; "" is one without a name
+	Name    string `json:"name"`            // of one process at a time
+	Title   string `json:"title,omitempty"` // how others call the process, "" by its name
+	Size    int    `json:"size,omitempty"`  // of the job
+	Process string `json:"process"`         // random: tells a process that connects again from another one with its name
+	Version int    `json:"version"`         // of the store's protocol
+	Job     string `json:"job,omitempty"`   // its name; "" is one without a name
 }
 
 // longestName bounds what a process says of itself, which is printed.
@@ -36,7 +38,7 @@ const longestName = 2 << 10
 
 // valid reports whether a process says who it is.
 func (h *greeting) valid() bool {
-	for _, text := range []string{h.Name, h.Process, h.Job} {
+	for _, text := range []string{h.Name, h.Title, h.Process, h.Job} {
 		if len(text) > longestName {
 			return false
 		}
@@ -49,10 +51,13 @@ func (h *greeting) valid() bool {
 	return h.Name != ""
 }
 
+// title is how others call the process.
+func (h *greeting) title() string { return cmp.Or(h.Title, h.Name) }
+
 // otherVersion is why a process of another version is refused.
 func (h *greeting) otherVersion() string {
 	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: %s",
-		h.Name, h.Version, protocol, oneVersion)
+		h.title(), h.Version, protocol, oneVersion)
 }
 
 // otherVersion is why a process refuses a store of another version.
@@ -267,13 +272,13 @@ func (s *Server) claim(n *session) (refused string) {
 	case h.Job != s.options.Job:
 		const text = "%s looks for the job %s, and this store, which a process of the job keeps, has one %s: " +
 			"all processes of a job give it one name (tutti launch --job), or none"
-		refused = fmt.Sprintf(text, h.Name, titled(h.Job), titled(s.options.Job))
+		refused = fmt.Sprintf(text, h.title(), titled(h.Job), titled(s.options.Job))
 	case s.closed:
 		refused = "the store is closed"
 	case s.options.Size > 0 && h.Size != s.options.Size:
-		refused = fmt.Sprintf("%s of %d in a job of %d", h.Name, h.Size, s.options.Size)
+		refused = fmt.Sprintf("%s of %d in a job of %d", h.title(), h.Size, s.options.Size)
 	case before != nil && (before.conn == nil || before.hello.Process != h.Process):
-		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.Name, before.from)
+		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.title(), before.from)
 	}
 	if refused != "" {
 		report := request{Op: opSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
@@ -333,7 +338,7 @@ func (s *Server) serve(conn *tls.Conn) {
 	for {
 		r, open, err := next(conn, lines, s.options.Silence)
 		if err != nil && !errors.Is(err, net.ErrClosed) {
-			s.gate.Warn(conn, "session lost", "session", n.hello.Name+": "+err.Error())
+			s.gate.Warn(conn, "session lost", "session", n.hello.title()+": "+err.Error())
 		}
 		if !open {
 			return

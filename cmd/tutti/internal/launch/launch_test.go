@@ -1075,7 +1075,7 @@ func TestRefusalsInTheLastLine(t *testing.T) {
 	err = a.wait(t)
 	assert.ErrorContains(t, err, "1 of 2 machines came")
 	assert.Regexp(t, `; refused: the launcher of \S+ \(127\.\d\.\d\.\d\): ranks disagree: this is tutti v3, and the first machine has tutti v1: `+
-		`all machines of a job use one build of tutti .*; 127\.\d\.\d\.\d: a launcher of \S+ \w+ looks for the job "nightly", .*\(tutti launch --job\), or none$`, err.Error())
+		`all machines of a job use one build of tutti .*; 127\.\d\.\d\.\d: the launcher of \S+ \(\S+\) looks for the job "nightly", .*\(tutti launch --job\), or none$`, err.Error())
 	assert.NotContains(t, err.Error(), "tutti v2")
 }
 

@@ -344,7 +344,9 @@ func unexecuted(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
 
 // join begins a session of the store, in which this machine is one of the job's. The session is nil if nobody answers.
 func (a *agent) join(ctx context.Context, conf *tls.Config) error {
-	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: "a launcher of " + a.host + ", " + rand.Text()}
+	title := fmt.Sprintf("the launcher of %s (%s)", a.host, printable.Text(a.line(quoted)))
+	name := title + ", " + rand.Text()
+	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: name, Title: title}
 	kv, err := a.dialer.Dial(ctx)
 	a.kv = kv
 	if errors.Is(err, comm.ErrTimeout) {
