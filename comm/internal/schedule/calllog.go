@@ -11,7 +11,7 @@ import (
 // in the same order. The tags of their messages carry a fingerprint of the log (see tag), so that messages of ranks
 // that disagree do not match. A rank that waits and the rank that it waits for compare their logs (see control.go).
 type callLog struct {
-	calls       uint64                 // number of calls; a Split counts three times
+	calls       uint64                 // number of calls; each barrier and exchange of a Split counts
 	sequence    atomic.Uint64          // number of calls for users, for whom a Split counts once
 	fingerprint uint64                 // hash of all calls, in order
 	recent      [remembered]loggedCall // the last ones, by number

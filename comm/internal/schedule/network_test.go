@@ -390,6 +390,30 @@ func TestSetUpAborted(t *testing.T) {
 	assert.Zero(t, over.posted)
 }
 
+// TestClosedInSplit: a rank that closes its communicator between the barrier and the exchange of a Split ends the
+// Split of the others.
+func TestClosedInSplit(t *testing.T) {
+	n := newNetwork(2)
+	var engines []*schedule.Engine
+	for r := range n.wires {
+		check := backend.Check{Backend: "network", Rank: r, WorldSize: 2}
+		engines = append(engines, schedule.New(schedule.Config{Check: check, Wire: n.wires[r], MaxTag: 1 << 62}))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	barriers := make(chan error)
+	for _, e := range engines {
+		go func() { barriers <- e.Barrier(ctx, comm.OpSplit, true) }()
+	}
+	require.NoError(t, errors.Join(<-barriers, <-barriers))
+	require.True(t, engines[0].Leave(ctx))
+	memory := make([]byte, 1)
+	err := engines[1].SetUp(ctx, comm.BroadcastCall(hostmem.Addr(memory), 1, dtype.U8, 0))
+	goruntime.KeepAlive(memory)
+	assert.ErrorIs(t, err, comm.ErrPeerFailed)
+	assert.ErrorContains(t, err, "rank 0 closed its communicator")
+}
+
 // TestPieces has long messages cut, and exchanges parts that end within a window, with one and behind it.
 func TestPieces(t *testing.T) {
 	const size, window = 3, 4 << 20 / 3

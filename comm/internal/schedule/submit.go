@@ -175,22 +175,25 @@ func (p planner) add(o *Op) {
 	p.inFlight.Add(1)
 }
 
-// SetUp makes a collective that does not enter the call log, for a backend that sets a communicator up, and waits for
-// it. All ranks must call it at the same place.
+// SetUp makes a collective by the schedules of this package, for a backend that sets a communicator up, and waits for
+// it. It is part of a Split, or of no call of the user. All ranks must call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
-	if err := e.startUnlogged(&c); err != nil {
+	if err := e.startSetUp(&c); err != nil {
 		return err
 	}
 	return e.wait(ctx, comm.OpSplit)
 }
 
-// startUnlogged submits a collective that does not enter the call log.
-func (e *Engine) startUnlogged(c *comm.Call) error {
+// startSetUp submits a collective of SetUp. It enters the call log, by which others know whether a rank that has closed
+// its communicator took part.
+func (e *Engine) startSetUp(c *comm.Call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.Life.Err(); err != nil {
 		return err
 	}
-	planner{e, c, newEntry(c)}.schedule()
+	p := planner{e, c, newEntry(c)}
+	e.log.add(p.entry, c.RecvCounts)
+	p.schedule()
 	return e.launch()
 }
