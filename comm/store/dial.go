@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -73,10 +74,12 @@ type Dialer struct {
 // connections. If the store refuses this process, or others answer at all addresses, Dial returns an error wrapping
 // [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
-	d.Addresses = d.candidates()
+	if len(d.Addresses) == 0 {
+		return nil, fmt.Errorf("store: %w: no address", comm.ErrArgument)
+	}
 	hello := d.hello()
 	var log repeats.Log
-	var last []error  // of the last whole round
+	var last reasons  // of the last whole round
 	var refused error // the last refusal with a reason; nil before
 	var tried atomic.Pointer[error]
 	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
@@ -92,8 +95,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		spare = spareGlance
 	}
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
-		now, sure := []error(nil), true
-		for i, address := range d.Addresses {
+		now, sure := reasons(nil), true
+		for i, address := range d.candidates() {
 			bound := spare
 			if i == 0 {
 				bound = first
@@ -125,18 +128,18 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		spare = min(2*spare, glance)
 		if last == nil || !waiting.Over(ctx) {
 			last = now
-			reasons := errors.Join(last...)
-			tried.Store(&reasons)
+			err := error(last)
+			tried.Store(&err)
 		}
 		if d.Once || sure && ctx.Err() == nil {
-			return nil, errors.Join(last...)
+			return nil, last
 		}
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf(
 				"%w; last attempts to reach the job's store: %w",
 				comm.ContextError(ctx),
-				errors.Join(after(refused, last)...),
+				last.after(refused),
 			)
 		case <-time.After(wait):
 		}
@@ -156,13 +159,31 @@ func (r *refusal) warn(log *repeats.Log) {
 	slog.Warn(text, "at", r.by, "reason", r.reason, "times", times)
 }
 
-// after adds a refusal of an earlier round to the errors of the last one, in which nobody may answer any more.
-func after(refused error, last []error) []error {
-	var r *refusal
-	if refused == nil || errors.As(errors.Join(last...), &r) {
-		return last
+// reasons are the errors of attempts at several addresses, at least one.
+type reasons []error
+
+// Error implements error. It is one line, in which a reason stands once.
+func (r reasons) Error() string {
+	var texts []string
+	for _, err := range r {
+		text := err.Error()
+		if !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
 	}
-	return append(last, fmt.Errorf("before: %w", refused))
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap returns the errors.
+func (r reasons) Unwrap() []error { return r }
+
+// after adds a refusal of an earlier round to the errors of the last one, in which nobody may answer any more.
+func (r reasons) after(refused error) reasons {
+	var latest *refusal
+	if refused == nil || errors.As(r, &latest) {
+		return r
+	}
+	return append(r, fmt.Errorf("before: %w", refused))
 }
 
 // candidates are the addresses to try: those of a link on each interface of this host.
@@ -175,7 +196,7 @@ func (d Dialer) candidates() []string {
 
 // remind says ever less often that there is no connection yet, from the first attempt on that ends after 2 s: an
 // attempt takes 3 s where a firewall drops packets.
-func (d Dialer) remind(reminder *waiting.Reminder, errs []error) {
+func (d Dialer) remind(reminder *waiting.Reminder, tried reasons) {
 	if d.Once {
 		return // who calls it again and again says so
 	}
@@ -184,7 +205,7 @@ func (d Dialer) remind(reminder *waiting.Reminder, errs []error) {
 		slog.Warn(
 			"store: no connection yet; trying again",
 			"process", cmp.Or(d.Title, d.Name),
-			"err", errors.Join(errs...),
+			"err", tried,
 			"waited", reminder.Next(),
 		)
 	default:
@@ -197,13 +218,13 @@ func (d Dialer) searching(tried *error) string {
 	if tried == nil {
 		return text
 	}
-	return fmt.Sprintf("%s (%s)", text, printable.Text(strings.ReplaceAll((*tried).Error(), "\n", "; ")))
+	return fmt.Sprintf("%s (%s)", text, printable.Text((*tried).Error()))
 }
 
 // severalHosts reports whether the addresses are those of more than one host.
 func (d Dialer) severalHosts() bool {
 	hosts := map[string]bool{}
-	for _, address := range d.Addresses {
+	for _, address := range d.candidates() {
 		host, _, _ := net.SplitHostPort(address)
 		hosts[host] = true
 	}

@@ -134,3 +134,39 @@ func TestAStoppedStoreIsNamed(t *testing.T) {
 		assert.NotEmpty(t, log.Lines("store: the job's store does not answer"))
 	})
 }
+
+// refusing is a network on which nobody listens.
+type refusing struct{ dropped }
+
+// Dial implements Network.
+func (refusing) Dial(context.Context, string, string) (net.Conn, error) {
+	return nil, syscall.ECONNREFUSED
+}
+
+// TestReasonsAreOneLine: the error of several addresses is one line, in which a reason stands once.
+func TestReasonsAreOneLine(t *testing.T) {
+	log := logtest.Capture(t)
+	synctest.Test(t, func(t *testing.T) {
+		d := dialer(t, "10.0.0.1:29400", "s", "rank 1")
+		d.Network = refusing{}
+		d.Addresses = append(d.Addresses, "10.0.0.1:29401", "10.0.0.1:29402")
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := d.Dial(ctx)
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		assert.NotContains(t, err.Error(), "\n")
+		assert.Equal(t, 1, strings.Count(err.Error(), syscall.ECONNREFUSED.Error()))
+		lines := log.Lines("store: no connection yet; trying again")
+		require.NotEmpty(t, lines)
+		assert.Equal(t, 1, strings.Count(lines[0], syscall.ECONNREFUSED.Error()))
+	})
+}
+
+// TestNoAddresses: a store without an address is an error, not a client that is nil.
+func TestNoAddresses(t *testing.T) {
+	d := dialer(t, "10.0.0.1:29400", "s", "rank 1")
+	d.Addresses = nil
+	_, err := d.Dial(t.Context())
+	assert.ErrorIs(t, err, comm.ErrArgument)
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -65,19 +67,47 @@ func Addresses(l net.Listener) (list []string) {
 	return list
 }
 
-// Zoned expands each link-local address without a zone to all interfaces of this host with such addresses.
-func Zoned(addresses []string) (list []string) {
+// Zoned expands each link-local address without a zone to all interfaces of this host with such addresses. It keeps
+// the address if there are none.
+func Zoned(addresses []string) []string { return zoned(addresses, linkZones()) }
+
+// zoned is Zoned for a host with interfaces of these names.
+func zoned(addresses, zones []string) (list []string) {
 	for _, address := range addresses {
-		a, err := netip.ParseAddrPort(address)
-		if err != nil || !a.Addr().Is6() || !a.Addr().IsLinkLocalUnicast() || a.Addr().Zone() != "" {
+		a, ok := linkLocal(address)
+		if !ok || a.Addr().Zone() != "" || len(zones) == 0 {
 			list = append(list, address)
 			continue
 		}
-		for _, zone := range linkZones() {
+		for _, zone := range zones {
 			list = append(list, netip.AddrPortFrom(a.Addr().WithZone(zone), a.Port()).String())
 		}
 	}
 	return list
+}
+
+// linkLocal returns an address if it is a link-local one of IPv6.
+func linkLocal(address string) (a netip.AddrPort, ok bool) {
+	a, err := netip.ParseAddrPort(address)
+	return a, err == nil && a.Addr().Is6() && a.Addr().IsLinkLocalUnicast()
+}
+
+// linkError adds to the error of an attempt to connect why this host, whose interfaces with link-local IPv6 addresses
+// have these names, cannot reach a link-local address.
+func linkError(address string, zones []string, err error) error {
+	a, ok := linkLocal(address)
+	if !ok {
+		return err
+	}
+	if len(zones) == 0 {
+		return fmt.Errorf("%w: no interface of this host has a link-local IPv6 address", err)
+	}
+	zone := a.Addr().Zone()
+	if _, notNumber := strconv.Atoi(zone); notNumber != nil && !slices.Contains(zones, zone) {
+		return fmt.Errorf("%w: %q is no interface of this host with a link-local IPv6 address: these have one: %s",
+			err, zone, strings.Join(zones, ", "))
+	}
+	return err
 }
 
 // linkZones returns the names of interfaces with link-local IPv6 addresses.

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -109,7 +110,23 @@ func TestZoned(t *testing.T) {
 	for _, zone := range linkZones() {
 		want = append(want, "[fe80::1%"+zone+"]:5")
 	}
-	assert.Equal(t, want, Zoned([]string{"[fe80::1]:5"}))
+	assert.Equal(t, want, zoned([]string{"[fe80::1]:5"}, linkZones()))
+	assert.Equal(t, []string{"[fe80::1]:5"}, zoned([]string{"[fe80::1]:5"}, nil), "an attempt says what is missing")
+}
+
+// TestNoSuchLink: the error of a link-local address says which interfaces this host has.
+func TestNoSuchLink(t *testing.T) {
+	_, err := Dial(t.Context(), nil, "[fe80::1%nosuch]:5")
+	assert.ErrorContains(t, err, `"nosuch" is no interface of this host with a link-local IPv6 address`)
+	known := errors.New("connection refused")
+	for _, address := range []string{"10.0.0.1:1", "[2001:db8::1]:3", "host:4", "[fe80::1%eth0]:2", "[fe80::1%2]:2"} {
+		assert.Equal(t, known, linkError(address, []string{"eth0"}, known), address)
+	}
+	for _, address := range []string{"[fe80::1]:5", "[fe80::1%eth0]:5"} {
+		err := linkError(address, nil, known)
+		assert.ErrorIs(t, err, known)
+		assert.ErrorContains(t, err, "no interface of this host has a link-local IPv6 address")
+	}
 }
 
 // closer is a connection whose Close waits for a gate's lock, as a program's own network may for anything.

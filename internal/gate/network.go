@@ -22,7 +22,11 @@ type Network interface {
 // Dial connects to an address, over n unless that is nil.
 func Dial(ctx context.Context, n Network, address string) (net.Conn, error) {
 	if n == nil {
-		return new(net.Dialer).DialContext(ctx, "tcp", address)
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, linkError(address, linkZones(), err)
+		}
+		return conn, nil
 	}
 	conn, err := n.Dial(ctx, "tcp", address)
 	if err != nil {
