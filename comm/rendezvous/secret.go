@@ -127,12 +127,15 @@ func ReadSecret(path string, create bool) (string, error) {
 	if err := checkOwner(path, info); err != nil {
 		return "", err
 	}
+	if size := info.Size(); size > longestSecret { // no advice to overwrite what may be dear
+		return "", fmt.Errorf("%s has %d bytes, and a secret at most %d: name another file", path, size, longestSecret)
+	}
 	text, err := readShared(path)
 	if err != nil {
 		return "", err
 	}
 	secret := strings.TrimSpace(string(text))
-	if len(secret) < shortestSecret || len(secret) > longestSecret {
+	if len(secret) < shortestSecret {
 		const format = "%s has %d bytes; a secret has %d to %d: (umask 077; %s > %s) makes one"
 		return "", fmt.Errorf(format, path, len(secret), shortestSecret, longestSecret, secretCommand, path)
 	}
