@@ -55,9 +55,10 @@ type callError struct {
 	text     string // the library's own
 }
 
-// Error returns the function and the library's own description.
+// Error returns the function and the library's own description in one line. MPICH's has several.
 func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s (code %d)", e.function, e.text, e.code)
+	text := strings.ReplaceAll(strings.TrimSpace(e.text), "\n", "; ")
+	return fmt.Sprintf("%s: %s (code %d)", e.function, text, e.code)
 }
 
 // error describes an error code in the library's words (MPI_Error_string).

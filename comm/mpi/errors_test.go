@@ -55,8 +55,9 @@ func TestSentinels(t *testing.T) {
 // A library that has no room for a communicator says so in a text.
 func TestSentinelOfText(t *testing.T) {
 	const other = 15
-	text := "Other MPI error: Too many communicators (0/2048 free on this process; ignore_id=0)"
+	text := "Other MPI error, error stack:\ninternal_Comm_split(86): failed\nMPIR_Get_contextid(591): Too many communicators (0/2048 free)\n"
 	err := translate(&library{abi: &mpich}, &callError{function: "MPI_Comm_split", class: other, text: text})
 	assert.ErrorIs(t, err, comm.ErrExhausted)
 	assert.NotErrorIs(t, err, comm.ErrPeerFailed)
+	assert.ErrorContains(t, err, "error stack:; internal_Comm_split(86): failed; MPIR_Get_contextid(591): Too", "one line")
 }
