@@ -164,7 +164,7 @@ func TestDialNamesTheCause(t *testing.T) {
 		},
 		"another authority": {
 			"https://" + address, &tls.Config{RootCAs: others.pool, Certificates: []tls.Certificate{pair}},
-			fs.ErrPermission, "certificate signed by unknown authority",
+			fs.ErrPermission, "a certificate that etcd's client does not accept: RootCAs of its TLS configuration need the authority",
 		},
 		"no TLS": {
 			"http://" + address, nil, comm.ErrArgument, "speaks TLS: the endpoint must begin with https://",

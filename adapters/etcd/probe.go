@@ -93,10 +93,13 @@ func probe(ctx context.Context, endpoint string, met error) finding {
 	}
 	var remote *net.OpError
 	switch {
+	case strings.Contains(met.Error(), "x509: "): // the client's, which does not tell it in another way
+		return finding{fs.ErrPermission, address + " speaks TLS with a certificate that etcd's client does not accept: " +
+			"RootCAs of its TLS configuration need the authority, and the certificate needs the host of the endpoint"}
 	case errors.As(err, &remote) && remote.Op == "remote error": // an alert, of which package tls has no type
 		return alerted(scheme, address, remote.Err)
 	case conn.ConnectionState().HandshakeComplete:
-		return encrypted(scheme, address, met)
+		return encrypted(scheme, address)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return finding{comm.ErrPeerFailed, address + " takes connections, and answers nothing: " +
 			"is it stopped, or something else than etcd?"}
@@ -146,12 +149,8 @@ func alerted(scheme, address string, alert error) finding {
 }
 
 // encrypted is an endpoint that speaks TLS.
-func encrypted(scheme, address string, met error) finding {
-	switch {
-	case strings.Contains(met.Error(), "x509: "): // the client's, which does not tell it in another way
-		return finding{fs.ErrPermission, address + " speaks TLS with a certificate that etcd's client does not accept: " +
-			"RootCAs of its TLS configuration need the authority, and the certificate needs the host of the endpoint"}
-	case scheme == "https" || scheme == "unixs":
+func encrypted(scheme, address string) finding {
+	if scheme == "https" || scheme == "unixs" {
 		return finding{comm.ErrPeerFailed, address + " speaks TLS, as https:// says, and does nothing more"}
 	}
 	return finding{comm.ErrArgument, address + " speaks TLS: " +
