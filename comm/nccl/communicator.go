@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -146,6 +148,16 @@ func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 // FixedOrder implements [comm.FixedOrder]: NCCL's order of additions depends on the message's size, the version and
 // the machine.
 func (c *Comm) FixedOrder() bool { return false }
+
+// RunName tells the flight records of this run from those of others. A process may have several worlds of its
+// goroutines, so they have their own names. Ranks of several processes have the name that their launcher or their job
+// gives them, and otherwise one of this world.
+func (c *Comm) RunName() string {
+	if c.oneProcess {
+		return c.run
+	}
+	return cmp.Or(dump.RunName(os.Getenv), c.run)
+}
 
 // CheckDevice implements [backend.MemoryChecker].
 func (c *Comm) CheckDevice(d runtime.Device) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,12 @@ import (
 
 // uniqueID is an ncclUniqueId, the same on all ranks of a new communicator.
 type uniqueID [128]byte
+
+// run names the ranks with the id in flight records. Other ranks that read the records cannot join with the name.
+func (id *uniqueID) run() string {
+	sum := sha256.Sum256(id[:])
+	return hex.EncodeToString(sum[:16])
+}
 
 // idMessage is the message of shareID.
 type idMessage []byte

@@ -24,6 +24,7 @@ type options struct {
 	maxCTAs    int      // 0 leaves it to NCCL
 	oneProcess bool     // all ranks are goroutines of this process
 	name       string   // name of the communicator, the same on all its ranks
+	run        string   // names the world in flight records, also communicators split from it; set by join
 	session    *session // nil if the ranks cannot tell each other of an abort
 }
 
@@ -145,6 +146,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 // join makes rank's communicator; all ranks call it with the same id. NCCL does not tell a rank that another one cannot
 // begin, so the ranks are a group before.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
+	o.run = id.run()
 	m := o.enroll(ctx, rank, size)
 	control, err := l.begin(ctx, rt, id, rank, size, m, o)
 	if err != nil {

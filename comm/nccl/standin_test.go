@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/dump"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/race"
@@ -437,6 +438,35 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 	require.NoError(t, part.Close())
 	require.NoError(t, c.Close())
 	require.NoError(t, rt.Deallocate(buf))
+}
+
+// The ranks of a world have a name in flight records that no other world has, and so do communicators split from it.
+// The name of the process counts for ranks of several processes.
+func TestStandInWorldsAreNamed(t *testing.T) {
+	s, rt := openStandIns(t)
+	t.Setenv(env.Run, "of the launcher")
+	name := func(c comm.Communicator) string {
+		world, ok := comm.As[interface{ RunName() string }](c)
+		require.True(t, ok)
+		return world.RunName()
+	}
+	base, err := local.New(1)
+	require.NoError(t, err)
+	from, err := nccl.From(t.Context(), base[0], rt)
+	require.NoError(t, err)
+	names := map[string]bool{}
+	for _, c := range []*nccl.Comm{s.alone(t, rt), s.alone(t, rt), from} {
+		part, err := c.Split(t.Context(), 0, 0)
+		require.NoError(t, err)
+		assert.Equal(t, name(c), name(part))
+		names[name(c)] = true
+		nccl.AsOfTwo(c)
+		assert.Equal(t, "of the launcher", name(c))
+		require.NoError(t, comm.CloseAll(c, nil))
+	}
+	require.NoError(t, base[0].Close())
+	assert.Len(t, names, 3)
+	assert.NotContains(t, names, "")
 }
 
 // Progress is known before any wait, from marks in the stream and from an idle stream.
