@@ -59,18 +59,17 @@ type Comm struct {
 	control control
 	data    *native
 
-	mu        sync.Mutex   // held during a call of a native communicator: NCCL allows one at a time
-	plan      plan         // of the current submission; guarded by mu
-	submitted *submissions // set when the communicator is made; locks itself
-	counts    bool         // calls are the user's: creation is complete; set before the communicator is returned
-	windows   windows      // guarded by mu, except the native communicator
-	marks     marks.Marks  // locks itself
+	mu      sync.Mutex  // held during a call of a native communicator: NCCL allows one at a time
+	plan    plan        // of the current submission; guarded by mu
+	counts  bool        // calls are the user's: creation is complete; set before the communicator is returned
+	windows windows     // guarded by mu, except the native communicator
+	marks   marks.Marks // locks itself
 
-	group    group       // nil if the ranks cannot tell each other of an abort
-	told     sync.Once   // sets answers
-	answers  string      // states of the other ranks; set by told
-	stuck    atomic.Bool // kernels of this rank continue after the abort
-	released atomic.Bool // Release has begun
+	membership             // never changed
+	told       sync.Once   // sets answers
+	answers    string      // states of the other ranks; set by told
+	stuck      atomic.Bool // kernels of this rank continue after the abort
+	released   atomic.Bool // Release has begun
 
 	splits    atomic.Int64      // calls of Split
 	shrinks   shrinks           // calls of Shrink; locks itself
@@ -91,11 +90,10 @@ func newComm(ctx context.Context, control *native, m membership, o options) (*Co
 	rt := control.rt
 	rank, size := control.place()
 	c := &Comm{
-		lib:       control.lib,
-		rt:        rt,
-		options:   o,
-		submitted: m.submitted,
-		group:     m.group,
+		lib:        control.lib,
+		rt:         rt,
+		options:    o,
+		membership: m,
 	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{

@@ -107,7 +107,7 @@ func (c *Comm) guarded(ctx context.Context, calls func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		err := comm.ContextError(ctx)
+		err := waitError(ctx)
 		c.Abort(err) // also when Close is called: the calls use memory
 		return err
 	}

@@ -66,8 +66,9 @@ func (c *Comm) drain(ctx context.Context) bool {
 
 // inFlightError returns the error of a wait that ctx ended, with the calls in flight.
 func (c *Comm) inFlightError(ctx context.Context) error {
-	if !c.counts {
-		return comm.ContextError(ctx) // none of the user's calls is in flight
+	err := waitError(ctx)
+	if !c.counts || errors.Is(err, comm.ErrPeerFailed) {
+		return err // none of the user's calls is in flight, or another rank is to blame
 	}
 	return c.submitted.ledger.InFlight().Error(ctx)
 }

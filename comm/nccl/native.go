@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -350,7 +349,7 @@ type creation struct {
 	rt     *cuda.Runtime              // the rank's GPU
 	parent *native                    // the communicator to split, nil if there is none
 	shares bool                       // other ranks are in this process
-	stop   func() error               // its error ends the wait
+	stop   func() error               // its error ends the wait; nil if ctx alone does
 	fn     dl.Func                    // the function, for errors
 	call   func(cell uintptr) uintptr // makes the call, which stores a handle in cell
 }
@@ -421,10 +420,13 @@ func (l *library) abandon(cell *uint64) {
 func (l *library) await(ctx context.Context, stop func() error, handle uintptr) (s ncclResult, err error) {
 	err = poll.Until(ctx, func() (bool, error) {
 		s = l.asyncError(handle)
+		if stop == nil {
+			return s != statusInProgress, nil
+		}
 		return s != statusInProgress, stop()
 	})
 	if err != nil && ctx.Err() != nil {
-		err = comm.ContextError(ctx)
+		err = waitError(ctx)
 	}
 	return s, err
 }

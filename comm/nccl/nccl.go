@@ -95,12 +95,20 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	return nil, errors.Join(errs...)
 }
 
-// firstCause returns the first of some errors that does not follow from another rank's, or the first one if all do.
+// firstCause returns the first of some errors that does not follow from another rank's, or the first one if all do. The
+// errors of a canceled context are all alike, and those of ranks that heard of them first follow.
 func firstCause(errs []error) error {
-	i := slices.IndexFunc(errs, func(err error) bool {
-		return !errors.Is(err, comm.ErrPeerFailed) && !errors.Is(err, comm.ErrCanceled)
-	})
-	return errs[max(i, 0)]
+	follows := []error{comm.ErrPeerFailed, comm.ErrCanceled}
+	for n := len(follows); n > 0; n-- {
+		i := slices.IndexFunc(errs, func(err error) bool {
+			is := func(sentinel error) bool { return errors.Is(err, sentinel) }
+			return !slices.ContainsFunc(follows[:n], is)
+		})
+		if i >= 0 {
+			return errs[i]
+		}
+	}
+	return errs[0]
 }
 
 // From makes a communicator of the ranks of base, each on its own rt. It is collective on base, which may be any
@@ -148,31 +156,35 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
 	o.run = id.run()
 	m := o.enroll(ctx, rank, size)
-	control, err := l.begin(ctx, rt, id, rank, size, m, o)
-	if err != nil {
-		return nil, &comm.OpError{
-			Backend: "nccl",
-			Op:      "init",
-			Rank:    rank,
-			Err:     m.withdraw(err),
+	var c *Comm
+	err := m.step(ctx, func(ctx context.Context) error {
+		control, err := l.begin(ctx, rt, id, rank, size, o)
+		if err != nil {
+			return &comm.OpError{
+				Backend: "nccl",
+				Op:      "init",
+				Rank:    rank,
+				Err:     m.withdraw(err),
+			}
 		}
-	}
-	return newComm(ctx, control, m, o)
+		c, err = newComm(ctx, control, m, o)
+		return err
+	})
+	return c, err
 }
 
 // begin makes the control communicator of a rank, unless ctx has ended: NCCL may make it at once.
 func (l *library) begin(
-	ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, m membership, o options,
+	ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options,
 ) (*native, error) {
 	if ctx.Err() != nil {
-		return nil, comm.ContextError(ctx)
+		return nil, waitError(ctx)
 	}
 	cfg := o.config(false)
 	defer goruntime.KeepAlive(cfg)
 	return l.create(ctx, creation{
 		rt:     rt,
 		shares: o.sharesProcess(size),
-		stop:   m.peerFailed,
 		fn:     l.sym.InitRankConfig,
 		call: func(cell uintptr) uintptr {
 			return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))

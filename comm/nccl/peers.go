@@ -19,6 +19,7 @@ import (
 // group is the part of [peers.Group] that a communicator uses.
 type group interface {
 	Failed(collectives uint64) error
+	Until(ctx context.Context, collectives uint64) (context.Context, context.CancelFunc)
 	Abort(ctx context.Context, cause string, done uint64) (text string)
 	Leave()
 }
@@ -58,7 +59,7 @@ func (m *member) Leave() {
 	})
 }
 
-// membership is what a rank has of a communicator before NCCL has made it.
+// membership is the part of a communicator that a rank has before NCCL has made it.
 type membership struct {
 	submitted *submissions // of the communicator; locks itself
 	group     group        // nil if the ranks cannot tell each other of an abort
@@ -73,12 +74,28 @@ func (o options) enroll(ctx context.Context, rank, size int) membership {
 	}
 }
 
-// peerFailed returns an error if another rank is known not to take part.
-func (m membership) peerFailed() error {
-	if m.group == nil {
-		return nil
+// step runs a step, in which NCCL waits for all ranks: creation, Split, and the registration of a window. NCCL does not
+// tell a rank that another one has aborted. The context of run therefore ends when a rank is known to have aborted
+// before it finished the step, and waits return the error of [waitError].
+func (m membership) step(ctx context.Context, run func(ctx context.Context) error) error {
+	number := m.submitted.beginStep()
+	if m.group != nil {
+		bounded, cancel := m.group.Until(ctx, number)
+		defer cancel()
+		ctx = bounded
 	}
-	return m.group.Failed(math.MaxUint64)
+	err := run(ctx)
+	m.submitted.endStep(number, err == nil)
+	return err
+}
+
+// waitError returns the error of a wait that ctx ended: which rank has aborted in a step, or the caller's reason.
+func waitError(ctx context.Context) error {
+	aborted, ok := context.Cause(ctx).(*peers.Aborted) // a caller's context may end with an error that wraps one
+	if ok {
+		return aborted
+	}
+	return comm.ContextError(ctx)
 }
 
 // withdraw ends a membership without a communicator, and returns why. The other ranks, which would wait for this one in

@@ -17,27 +17,31 @@ const noColor = -1
 
 // split is Split, by ncclCommSplit.
 func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
-	defer c.submitted.endSplit(c.submitted.addSplit())
-	color, key, err := c.agreeOnGroups(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	wait, _ := c.submitted.begin()
-	var done extent
-	defer func() { c.submitted.end(done) }()
+	through := c.submitted.addSplit()
+	var child *Comm
+	err := c.step(ctx, func(ctx context.Context) error {
+		color, key, err := c.agreeOnGroups(ctx, w)
+		if err != nil {
+			return err
+		}
+		child, err = c.splitInto(ctx, color, key)
+		return err
+	})
+	c.submitted.endSplit(through, err == nil)
+	return child, err
+}
+
+// splitInto makes this rank's sub-communicator, nil for noColor.
+func (c *Comm) splitInto(ctx context.Context, color, key int) (*Comm, error) {
 	split := c.lib.sym.Split
 	name := fmt.Sprintf("%d.%d", c.splits.Add(1), color)
-	child, err := c.derive(ctx, name, derivation{
+	return c.derive(ctx, name, derivation{
 		stop: c.life.Err,
 		fn:   split,
 		call: func(cell, cfg uintptr) uintptr {
 			return split.Call(c.control.handle, uintptr(color), uintptr(key), cell, cfg)
 		},
 	})
-	if err == nil {
-		done = c.submitted.last(wait)
-	}
-	return child, err
 }
 
 // agreeOnGroups exchanges the ranks' colors and keys, of which NCCL takes 32 bits. It returns the number of this
@@ -149,5 +153,11 @@ func (c *Comm) derive(ctx context.Context, name string, d derivation) (*Comm, er
 	o := c.options
 	o.name = fmt.Sprintf("%s/%s", c.name, name)
 	rank, size := control.place()
-	return newComm(ctx, control, o.enroll(ctx, rank, size), o)
+	m := o.enroll(ctx, rank, size)
+	var child *Comm
+	err = m.step(ctx, func(ctx context.Context) (err error) {
+		child, err = newComm(ctx, control, m, o)
+		return err
+	})
+	return child, err
 }

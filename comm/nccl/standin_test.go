@@ -82,6 +82,7 @@ type standIns struct {
 		Ended      dl.Func `sym:"fake_threads_ended"`
 		Fail       dl.Func `sym:"fake_fail"`
 		InProgress dl.Func `sym:"fake_in_progress"`
+		Pending    dl.Func `sym:"fake_pending"`
 		HoldAbort  dl.Func `sym:"fake_hold_abort"`
 		Ending     dl.Func `sym:"fake_ending"`
 		Reductions dl.Func `sym:"fake_reductions"`

@@ -14,12 +14,14 @@ import (
 type submissions struct {
 	ledger   backend.Ledger // the user's calls
 	all      atomic.Uint64  // collectives, including the communicator's own
-	seen     atomic.Uint64  // collectives that waits have seen complete
+	seen     atomic.Uint64  // collectives that waits have seen complete, and none of a step in flight or after it
 	trailing atomic.Bool    // messages were submitted after the last collective in the stream
 
-	mu      sync.Mutex // guards splits and aborted
-	splits  []uint64   // for each Split in flight, the collectives before it; a Split is not in the stream; guarded by mu
-	aborted error      // the cause, nil before an abort; guarded by mu
+	mu       sync.Mutex // guards the fields below
+	splits   []uint64   // the user's collectives before each Split in flight, which is not in the stream; guarded by mu
+	steps    []uint64   // numbers of the steps in flight among all collectives; guarded by mu
+	complete uint64     // collectives that waits have seen complete, beside steps in flight; guarded by mu
+	aborted  error      // the cause, nil before an abort; guarded by mu
 }
 
 // extent is a number of submissions: the user's calls, and all collectives.
@@ -56,23 +58,59 @@ func (s *submissions) addTogether(calls []comm.Call) {
 	s.trailing.Store(messages)
 }
 
-// addSplit records a Split, which endSplit ends, given the number that addSplit returns. It does not concern the
+// addSplit records a Split of the user, which endSplit ends, and returns the calls up to it. It does not concern the
 // stream.
-func (s *submissions) addSplit() (before uint64) {
+func (s *submissions) addSplit() (through backend.Extent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before = s.ledger.Begun().Collectives
+	before := s.ledger.Begun().Collectives
 	s.ledger.Begin(&comm.Call{Op: comm.OpSplit})
-	s.all.Add(1)
 	s.splits = append(s.splits, before)
-	return before
+	return s.ledger.Begun()
 }
 
-func (s *submissions) endSplit(before uint64) {
+// endSplit ends a Split. One that is done counts as complete if all calls before it do; otherwise a later wait shows
+// that.
+func (s *submissions) endSplit(through backend.Extent, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.Index(s.splits, before)
+	i := slices.Index(s.splits, through.Collectives-1)
 	s.splits = slices.Delete(s.splits, i, i+1)
+	p := s.ledger.Progress()
+	if done && through.Collectives+through.Messages == p.Collectives.Done+p.Messages.Done+1 {
+		s.ledger.Done(through)
+	}
+}
+
+// beginStep counts a step, which endStep ends, as a collective, and returns its number. A rank that aborts within a
+// step has not seen it complete, nor what it has done since the step began.
+func (s *submissions) beginStep() (number uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	number = s.all.Add(1)
+	s.steps = append(s.steps, number)
+	return number
+}
+
+// endStep ends a step.
+func (s *submissions) endStep(number uint64, done bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.steps, number)
+	s.steps = slices.Delete(s.steps, i, i+1)
+	if done && s.complete == number-1 {
+		s.complete = number
+	}
+	s.see()
+}
+
+// see sets seen. The caller holds mu.
+func (s *submissions) see() {
+	seen := s.complete
+	for _, number := range s.steps {
+		seen = min(seen, number-1)
+	}
+	s.seen.Store(seen)
 }
 
 // inFlight returns an upper bound of the calls in flight, including the communicator's own.
@@ -85,7 +123,7 @@ func (s *submissions) inFlight() uint64 {
 // begin starts a wait. It returns the calls that the wait covers, and the number of collectives that another rank has
 // completed once it has done its part of them. For messages after the last collective, one more collective shows that.
 func (s *submissions) begin() (wait extent, collectives uint64) {
-	wait.Extent = s.ledger.Begun() // read first: counting later collectives as well is harmless
+	wait.Extent = s.soFar() // read first: counting later collectives as well is harmless
 	wait.all = s.all.Load()
 	collectives = wait.all
 	if s.trailing.Load() {
@@ -99,18 +137,10 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 // end ends a wait that has seen calls complete.
 func (s *submissions) end(done extent) {
 	s.ledger.Done(done.Extent)
-	for seen := s.seen.Load(); seen < done.all && !s.seen.CompareAndSwap(seen, done.all); {
-		seen = s.seen.Load()
-	}
-}
-
-// last returns the submissions that are complete when the last call of a wait is; this does not cover calls before it.
-func (s *submissions) last(wait extent) extent {
-	p := s.ledger.Progress()
-	if wait.Collectives+wait.Messages == p.Collectives.Done+p.Messages.Done+1 {
-		return wait
-	}
-	return extent{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.complete = max(s.complete, done.all)
+	s.see()
 }
 
 // soFar returns the submissions that are complete when the stream is idle: the user's calls before any Split in

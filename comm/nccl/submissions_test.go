@@ -19,11 +19,7 @@ func drain(s *submissions) {
 func TestWaitsForNoSplit(t *testing.T) {
 	s := new(submissions)
 	reduce := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)
-	split := func() {
-		defer s.endSplit(s.addSplit())
-		wait, _ := s.begin()
-		s.end(s.last(wait))
-	}
+	split := func() { s.endSplit(s.addSplit(), true) }
 	split()
 	assert.Equal(t, "nothing", s.ledger.InFlight().String())
 	s.add(&reduce)
@@ -77,13 +73,44 @@ func TestCollectivesOfAWait(t *testing.T) {
 	drain(s)
 	assert.EqualValues(t, 2, needs(), "the message is done")
 	s.add(&send)
-	s.endSplit(s.addSplit())
-	assert.EqualValues(t, 4, needs(), "a Split does not come after the message in the stream")
+	s.endStep(s.beginStep(), true)
+	assert.EqualValues(t, 4, needs(), "a step does not come after the message in the stream")
 	drain(s)
 	s.addTogether([]comm.Call{send, reduce})
 	assert.EqualValues(t, 5, needs(), "nor does a collective in a group with it")
 	drain(s)
 	assert.EqualValues(t, 4, needs())
+}
+
+// A rank has not seen a step complete that is in flight, nor what comes after it, although waits within the step see the
+// stream idle. A Split is such a step.
+func TestNothingIsSeenBeyondAStep(t *testing.T) {
+	s := new(submissions)
+	reduce := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)
+	s.add(&reduce)
+	drain(s)
+	through := s.addSplit()
+	first := s.beginStep()
+	s.addOwn()
+	drain(s)
+	assert.EqualValues(t, 2, first)
+	assert.EqualValues(t, 1, s.seen.Load())
+	assert.Equal(t, "split (collective #2)", s.ledger.InFlight().String())
+	second := s.beginStep()
+	s.endStep(first, true)
+	assert.EqualValues(t, 3, s.seen.Load(), "with the collective within it")
+	s.endStep(second, true)
+	s.endSplit(through, true)
+	assert.EqualValues(t, 4, s.seen.Load())
+	assert.Equal(t, "nothing", s.ledger.InFlight().String())
+	s.add(&reduce)
+	s.endStep(s.beginStep(), true)
+	assert.EqualValues(t, 4, s.seen.Load(), "what came before it is in flight")
+	drain(s)
+	assert.EqualValues(t, 6, s.seen.Load())
+	failed := s.beginStep()
+	s.endStep(failed, false)
+	assert.EqualValues(t, 6, s.seen.Load())
 }
 
 // A communicator that is made again gets another name, by which nobody takes it for one

@@ -28,7 +28,11 @@ func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error
 	if bytes < 0 {
 		return 0, c.check.Fail(op, fmt.Errorf("%w: %d bytes", comm.ErrArgument, bytes))
 	}
-	w, err := c.newWindow(ctx, bytes)
+	var w window
+	err := c.step(ctx, func(ctx context.Context) (err error) {
+		w, err = c.newWindow(ctx, bytes)
+		return err
+	})
 	if err != nil {
 		return 0, c.check.Fail(op, err)
 	}
@@ -106,7 +110,7 @@ func (c *Comm) exchange(ctx context.Context, x *comm.Call, numbers []int64, cell
 	}
 	if err != nil { // the peers continue with the collective below
 		if ctx.Err() != nil {
-			err = comm.ContextError(ctx)
+			err = waitError(ctx)
 		}
 		return c.fail(err)
 	}

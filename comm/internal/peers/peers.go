@@ -74,9 +74,16 @@ type Group struct {
 	aborted atomic.Bool   // Abort was called
 	failed  atomic.Bool   // another rank has aborted
 
-	mu      sync.Mutex     // guards notices and known
-	notices map[int]notice // of other ranks; guarded by mu
-	known   answer         // the rank's answer, zero while it knows of no abort; guarded by mu
+	mu      sync.Mutex         // guards notices, known and waits
+	notices map[int]notice     // of other ranks; guarded by mu
+	known   answer             // the rank's answer, zero while it knows of no abort; guarded by mu
+	waits   map[*wait]struct{} // contexts of Until that have not ended; guarded by mu
+}
+
+// wait is a context that the abort of another rank ends.
+type wait struct {
+	collectives uint64 // see Until
+	cancel      context.CancelCauseFunc
 }
 
 // notice is a rank's message to the others. The zero notice is empty.
@@ -107,6 +114,7 @@ func Join(ctx context.Context, client *store.Client, name string, rank, size int
 		status:  status,
 		left:    make(chan struct{}),
 		notices: map[int]notice{},
+		waits:   map[*wait]struct{}{},
 	}
 	if err := g.join(ctx); err != nil {
 		g.forget()
@@ -175,7 +183,9 @@ func (g *Group) hear(e store.Event) {
 	n.Cause = legible(n.Cause)
 	n.Doing = legible(n.Doing)
 	n.Answer = legible(n.Answer)
-	if g.note(rank, n) && !g.aborted.Load() {
+	uncovered := g.note(rank, n)
+	g.endWaits()
+	if uncovered && !g.aborted.Load() {
 		g.answer()
 	}
 }
@@ -240,6 +250,7 @@ func (g *Group) awaitStore() {
 // loseStore records that the rank no longer learns of aborts. That is a failure of the rank that kept the store, if it
 // is a member.
 func (g *Group) loseStore() {
+	defer g.endWaits()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for rank, n := range g.notices {
@@ -250,7 +261,7 @@ func (g *Group) loseStore() {
 	}
 }
 
-// Failed returns [comm.ErrPeerFailed] if another rank is known to have aborted before it completed this number of
+// Failed returns an [Aborted] if another rank is known to have aborted before it completed this number of
 // collectives. It does not wait, and costs a few nanoseconds while no rank has aborted.
 func (g *Group) Failed(collectives uint64) error {
 	if !g.failed.Load() {
@@ -268,7 +279,53 @@ func (g *Group) Failed(collectives uint64) error {
 	if first < 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: rank %d aborted: %s", comm.ErrPeerFailed, first, g.notices[first].Cause)
+	return &Aborted{Rank: first, Cause: g.notices[first].Cause}
+}
+
+// Aborted is the error of work that another rank's abort ends, a [comm.ErrPeerFailed].
+type Aborted struct {
+	Rank  int    // in the group
+	Cause string // why it aborted
+}
+
+// Error says which rank has aborted and why.
+func (a *Aborted) Error() string {
+	return fmt.Sprintf("%v: rank %d aborted: %s", comm.ErrPeerFailed, a.Rank, a.Cause)
+}
+
+// Unwrap returns [comm.ErrPeerFailed].
+func (a *Aborted) Unwrap() error { return comm.ErrPeerFailed }
+
+// Until returns a context that ends with ctx, and as soon as Failed returns an error for this number of collectives,
+// which is its cause then. A rank that leaves ends no context.
+func (g *Group) Until(ctx context.Context, collectives uint64) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := &wait{collectives: collectives, cancel: cancel}
+	g.mu.Lock()
+	g.waits[w] = struct{}{}
+	g.mu.Unlock()
+	g.endWaits() // another rank may have aborted before
+	return ctx, func() {
+		g.mu.Lock()
+		delete(g.waits, w)
+		g.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// endWaits ends the contexts of waits that another rank has failed.
+func (g *Group) endWaits() {
+	if !g.failed.Load() {
+		return
+	}
+	g.mu.Lock()
+	waits := slices.Collect(maps.Keys(g.waits))
+	g.mu.Unlock()
+	for _, w := range waits {
+		if err := g.Failed(w.collectives); err != nil {
+			w.cancel(err)
+		}
+	}
 }
 
 // Abort tells the members that this rank takes part in no further operation of the group. done is the number of

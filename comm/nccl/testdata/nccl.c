@@ -1,5 +1,6 @@
-/* A stand-in for libnccl in worlds of one rank on the memory of the host, for
- * tests on machines without a GPU, together with the stand-in for the driver.
+/* A stand-in for libnccl on the memory of the host, for tests on machines without a GPU, together
+ * with the stand-in for the driver. Each rank is alone: in a world of several, its collectives are
+ * those of a world of one, and its messages go to itself.
  *
  * It has the functions that comm/nccl calls, with the documented signatures and
  * answers; all work is done at the call. What a test needs to know is exported as
@@ -14,9 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { WHATEVER = 1, SPLITS = 2 }; /* of fake_in_progress */
 enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, VERSION = 22803 };
 
-struct comm { int alive, aborted, finalized, calls, served; pthread_t service; struct comm **child; /* of a split in progress */ };
+struct comm { int ranks, rank; int alive, aborted, finalized, calls, served; pthread_t service; struct comm **child; /* of a split in progress */ };
 struct id { char bytes[128]; };
 struct message { const void *from; void *to; size_t bytes; };
 
@@ -45,7 +47,9 @@ int fake_stuck(void) { return __atomic_load_n(&stuck, __ATOMIC_SEQ_CST); }
 static int hold, ending;
 void fake_hold_abort(int on) { __atomic_store_n(&hold, on, __ATOMIC_SEQ_CST); } /* as if kernels ran that it waits for */
 int fake_ending(void) { return __atomic_load_n(&ending, __ATOMIC_SEQ_CST); }
-void fake_in_progress(int on) { __atomic_store_n(&in_progress, on, __ATOMIC_SEQ_CST); } /* what waits for peers */
+void fake_in_progress(int kind) { __atomic_store_n(&in_progress, kind, __ATOMIC_SEQ_CST); } /* what waits for peers */
+static int pending;
+int fake_pending(void) { return __atomic_load_n(&pending, __ATOMIC_SEQ_CST); } /* splits that wait for peers */
 
 /* The call with this number that is neither asked for a state nor frees anything fails, with
  * an error of CUDA's. Returns what is left of the number before: 0 if that call came. */
@@ -106,10 +110,10 @@ static void *serve(void *of) {
   return __atomic_store_n(&c->served, 1, __ATOMIC_SEQ_CST), NULL;
 }
 
-static int make(struct comm **out) {
+static int make(struct comm **out, int ranks, int rank) {
   __atomic_add_fetch(&alive, 1, __ATOMIC_SEQ_CST);
   struct comm *c = malloc(sizeof *c);
-  *c = (struct comm){.alive = 1};
+  *c = (struct comm){.ranks = ranks, .rank = rank, .alive = 1};
   pthread_create(&c->service, NULL, serve, c);
   const char *named = getenv("NCCL_SET_THREAD_NAME");
   if (named && !strcmp(named, "1")) pthread_setname_np(c->service, "NCCL Service  0");
@@ -141,19 +145,22 @@ const char *ncclGetLastError(struct comm *c) { return ""; }
 
 int ncclCommInitRankConfig(struct comm **out, int ranks, struct id id, int rank, void *config) {
   if (fails()) return CUDA_ERROR;
-  return rank >= 0 && rank < ranks && id.bytes[127] == 7 && config ? make(out) : INVALID_ARGUMENT;
+  return rank >= 0 && rank < ranks && id.bytes[127] == 7 && config ? make(out, ranks, rank) : INVALID_ARGUMENT;
 }
 int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, void *config) {
   if (check(c)) return INVALID_ARGUMENT;
   if (fails()) return CUDA_ERROR;
   *out = NULL;
   if (color < 0) return SUCCESS;
-  if (!__atomic_load_n(&in_progress, __ATOMIC_SEQ_CST)) return make(out);
-  return c->child = out, IN_PROGRESS;
+  if (!__atomic_load_n(&in_progress, __ATOMIC_SEQ_CST)) return make(out, c->ranks, c->rank);
+  __atomic_add_fetch(&pending, 1, __ATOMIC_SEQ_CST);
+  return __atomic_store_n(&c->child, out, __ATOMIC_SEQ_CST), IN_PROGRESS;
 }
 static void finish_split(struct comm *c) {
   struct comm **out = __atomic_exchange_n(&c->child, NULL, __ATOMIC_SEQ_CST);
-  if (out) make(out);
+  if (!out) return;
+  make(out, c->ranks, c->rank);
+  __atomic_sub_fetch(&pending, 1, __ATOMIC_SEQ_CST);
 }
 int ncclCommFinalize(struct comm *c) {
   if (check(c) || c->finalized || depth) return INVALID_ARGUMENT; /* a group would put it off */
@@ -177,11 +184,12 @@ int ncclCommAbort(struct comm *c) {
 }
 int ncclCommGetAsyncError(struct comm *c, int *status) {
   if (check(c)) return INVALID_ARGUMENT;
-  if (__atomic_load_n(&in_progress, __ATOMIC_SEQ_CST)) return *status = IN_PROGRESS, SUCCESS;
+  const int kind = __atomic_load_n(&in_progress, __ATOMIC_SEQ_CST);
+  if (kind == WHATEVER || (kind == SPLITS && __atomic_load_n(&c->child, __ATOMIC_SEQ_CST))) return *status = IN_PROGRESS, SUCCESS;
   return finish_split(c), *status = SUCCESS, SUCCESS;
 }
-int ncclCommCount(struct comm *c, int *count) { return *count = 1, check(c); }
-int ncclCommUserRank(struct comm *c, int *rank) { return *rank = 0, check(c); }
+int ncclCommCount(struct comm *c, int *count) { return *count = c->ranks, check(c); }
+int ncclCommUserRank(struct comm *c, int *rank) { return *rank = c->rank, check(c); }
 
 /* Windows are nothing here. A second thread that ends one while another does is a violation, as
  * both unmap the memory of the same GPUs; the first one waits a moment for it. */
@@ -266,7 +274,7 @@ int ncclGroupEnd(void) {
 }
 
 static int add(struct message *list, int *length, const void *from, void *to, size_t n, int type, int peer, struct comm *c) {
-  if (check(c) || peer != 0 || !depth || *length == MAX_MESSAGES) return INVALID_ARGUMENT;
+  if (check(c) || peer < 0 || peer >= c->ranks || !depth || *length == MAX_MESSAGES) return INVALID_ARGUMENT;
   if (fails()) return CUDA_ERROR;
   list[(*length)++] = (struct message){from, to, n * size(type)};
   return SUCCESS;
