@@ -71,6 +71,17 @@ func (p *pair) errs() (errs [2]error) {
 	return errs
 }
 
+// freeFast shortens the wait for threads of communicators that are freed in the middle of a call, and has the test wait
+// until all are free.
+func (s *standIns) freeFast(t *testing.T) {
+	nccl.UnmapWithin(t, 10*time.Millisecond)
+	t.Cleanup(func() {
+		s.nccl.InProgress.Call(0)
+		s.nccl.HoldLaunch.Call(0)
+		assert.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
+	})
+}
+
 // close closes what there is.
 func (p *pair) close(t *testing.T) {
 	for r := range p.ranks {
@@ -85,7 +96,7 @@ func (p *pair) close(t *testing.T) {
 // reason.
 func TestStandInAnotherRankLeavesAStep(t *testing.T) {
 	s, rt := openStandIns(t)
-	nccl.UnmapWithin(t, 10*time.Millisecond)
+	s.freeFast(t)
 	create := func(p *pair) func(rank int) error {
 		return func(rank int) error { return p.create(rank, rt) }
 	}
@@ -156,7 +167,7 @@ func TestStandInAnotherRankLeavesAStep(t *testing.T) {
 // A rank that aborts instead of a Split ends the others' at whatever point of it.
 func TestStandInAnotherRankAbortsBesideASplit(t *testing.T) {
 	s, rt := openStandIns(t)
-	nccl.UnmapWithin(t, 10*time.Millisecond)
+	s.freeFast(t)
 	for _, held := range []bool{false, true} {
 		p := newPair(t)
 		for r := range p.ranks {
@@ -192,7 +203,7 @@ func TestStandInAnotherRankAbortsBesideASplit(t *testing.T) {
 // with its last communicator.
 func TestStandInAnotherRankClosesBesideASplit(t *testing.T) {
 	s, rt := openStandIns(t)
-	nccl.UnmapWithin(t, 10*time.Millisecond)
+	s.freeFast(t)
 	for closing := range 2 {
 		p := newPair(t)
 		for r := range p.ranks {
@@ -234,7 +245,7 @@ func TestStandInAnotherRankAbortsAfterASplit(t *testing.T) {
 // The error of a creation that its context ends says so, whatever its ranks learn first.
 func TestStandInCreationOfTwoEnds(t *testing.T) {
 	s, rt := openStandIns(t)
-	nccl.UnmapWithin(t, 10*time.Millisecond)
+	s.freeFast(t)
 	s.nccl.InProgress.Call(splits)
 	defer s.nccl.InProgress.Call(0)
 	ctx, cancel := context.WithCancel(t.Context())

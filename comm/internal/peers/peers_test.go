@@ -180,6 +180,40 @@ func testAbort(t *testing.T, all []*store.Client) {
 	}
 }
 
+// A context ends when a rank has aborted that had not completed what it waits for, with the error of Failed, and also if
+// that was known before. Its caller's ends it otherwise.
+func TestUntil(t *testing.T) {
+	all := job(t, 3)
+	groups := make([]*peers.Group, len(all))
+	for r := range all {
+		groups[r] = peers.Join(t.Context(), all[r], "0", r, len(all), says("busy"))
+	}
+	ended, end := context.WithCancel(t.Context())
+	canceled, cancel := groups[0].Until(ended, 6)
+	defer cancel()
+	done, cancel := groups[0].Until(t.Context(), 5)
+	defer cancel()
+	failed, cancel := groups[0].Until(t.Context(), 6)
+	defer cancel()
+	over, cancel := groups[0].Until(t.Context(), 6)
+	cancel()
+	end()
+	groups[2].Leave()
+	require.NoError(t, failed.Err())
+	groups[1].Abort(bounded(t), "changed its mind", 5)
+	<-failed.Done()
+	late, cancel := groups[0].Until(t.Context(), 6)
+	defer cancel()
+	for _, ctx := range []context.Context{failed, late} {
+		assert.Equal(t, groups[0].Failed(6), context.Cause(ctx))
+		assert.ErrorIs(t, context.Cause(ctx), comm.ErrPeerFailed)
+	}
+	assert.NoError(t, done.Err(), "the rank had done that")
+	for _, ctx := range []context.Context{canceled, over} {
+		assert.Equal(t, context.Canceled, context.Cause(ctx))
+	}
+}
+
 // Of several ranks that have aborted, the one that had done least is named.
 func TestFirstOfSeveralAborts(t *testing.T) {
 	all := job(t, 4)
@@ -322,12 +356,15 @@ func TestEndOfTheStore(t *testing.T) {
 		if leaves {
 			member.Leave()
 		}
+		waiting, cancel := failed.Until(t.Context(), 1)
+		defer cancel()
 		require.NoError(t, zero.Close())
 		<-one.Done()
 		if leaves {
 			require.NoError(t, failed.Failed(100))
 		} else {
-			require.Eventually(t, func() bool { return failed.Failed(1) != nil }, patience, time.Millisecond)
+			<-waiting.Done()
+			assert.Equal(t, failed.Failed(1), context.Cause(waiting))
 			assert.ErrorIs(t, failed.Failed(1), comm.ErrPeerFailed)
 			assert.ErrorContains(t, failed.Failed(1), "rank 2 aborted: its process has ended, or cannot be reached")
 			ctx := bounded(t)
@@ -539,7 +576,8 @@ func TestTextOfARankThatLeft(t *testing.T) {
 		says("timed out"),
 		says("in flight: allreduce"),
 		func() string { // rank 1 has answered
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			// Rank 2 answers when this returns, so the time passes in full. It has to last until the notice is written.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			groups[1].Abort(ctx, "a peer has failed", 0)
 			groups[1].Leave()
