@@ -96,8 +96,8 @@ type entry struct {
 	number uint64    // among collectives or messages, from 1
 }
 
-// Begin records a call that is submitted. For a Barrier or Split it uses the Op only.
-func (l *Ledger) Begin(c *comm.Call) {
+// Begin records a call that is submitted, and returns the calls up to it. For a Barrier or Split it uses the Op only.
+func (l *Ledger) Begin(c *comm.Call) (through Extent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &l.recent[l.begun.calls()%remembered]
@@ -113,6 +113,7 @@ func (l *Ledger) Begin(c *comm.Call) {
 	e.call.Tag = c.Tag
 	e.call.Peer = c.Peer
 	e.call.Count = c.Count
+	return l.begun
 }
 
 // Last describes the last call that was submitted, "" if there is none.

@@ -63,10 +63,9 @@ func (s *submissions) addTogether(calls []comm.Call) {
 func (s *submissions) addSplit() (through backend.Extent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.ledger.Begun().Collectives
-	s.ledger.Begin(&comm.Call{Op: comm.OpSplit})
-	s.splits = append(s.splits, before)
-	return s.ledger.Begun()
+	through = s.ledger.Begin(&comm.Call{Op: comm.OpSplit})
+	s.splits = append(s.splits, through.Collectives-1)
+	return through
 }
 
 // endSplit ends a Split. One that is done counts as complete if all calls before it do; otherwise a later wait shows

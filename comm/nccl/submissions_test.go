@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -111,6 +112,25 @@ func TestNothingIsSeenBeyondAStep(t *testing.T) {
 	failed := s.beginStep()
 	s.endStep(failed, false)
 	assert.EqualValues(t, 6, s.seen.Load())
+}
+
+// A Split ends whatever else is submitted beside its beginning.
+func TestSplitBesideCalls(t *testing.T) {
+	s := new(submissions)
+	reduce := comm.AllReduceCall(0, 0, 16, dtype.F32, comm.Sum)
+	const n = 10_000
+	var beside sync.WaitGroup
+	beside.Go(func() {
+		for range n {
+			s.add(&reduce)
+		}
+	})
+	for range n {
+		s.endSplit(s.addSplit(), true)
+	}
+	beside.Wait()
+	assert.Empty(t, s.splits)
+	assert.EqualValues(t, 2*n, s.soFar().Collectives)
 }
 
 // A communicator that is made again gets another name, by which nobody takes it for one
