@@ -28,12 +28,13 @@ import (
 // plus 200 ms for each call, 30 s at most. Split's colors and keys must fit in 32 bits.
 //
 // When one rank aborts, kernels of the others end with wrong results, and NCCL reports no error there. A rank
-// therefore tells its peers over the job's store before it aborts, and their Sync and Barrier return
-// [comm.ErrPeerFailed] with the cause. Replays of graphs are not counted: after a capture ([cuda.Stream.Capture]) Sync
-// and Barrier return that error even if the peer's part was complete. Ranks learn of aborts through rank 0: if rank
-// 0's process exits, its open communicators fail everywhere. Some ranks do not learn of an abort: a rank without a
-// connection to rank 0 (creation waits 5 s at most for it), ranks of a sub-communicator without rank 0 after rank 0
-// has exited, and a rank that replays graphs that others captured on a stream of [Comm.UseStream].
+// therefore tells its peers over the job's store before it aborts, and their waits return [comm.ErrPeerFailed] with the
+// cause: Sync and Barrier, and also creation, Split and AllocateSymmetric, in which NCCL waits for all ranks. Replays
+// of graphs are not counted: after a capture ([cuda.Stream.Capture]) Sync and Barrier return that error even if the
+// peer's part was complete. Ranks learn of aborts through rank 0: if rank 0's process exits, its open communicators
+// fail everywhere. Some ranks do not learn of an abort: a rank without a connection to rank 0 (creation waits 5 s at
+// most for it), ranks of a sub-communicator without rank 0 after rank 0 has exited, and a rank that replays graphs that
+// others captured on a stream of [Comm.UseStream].
 type Comm struct {
 	*backend.Base
 	check backend.Check // of arguments; set when the communicator is made, never changed
