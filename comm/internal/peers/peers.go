@@ -82,8 +82,8 @@ type Group struct {
 
 // wait is a context that the abort of another rank ends.
 type wait struct {
-	collectives uint64 // see Until
-	cancel      context.CancelCauseFunc
+	collectives uint64                  // that a rank has completed if its abort does not end the context
+	cancel      context.CancelCauseFunc // ends it, with the error of Failed
 }
 
 // notice is a rank's message to the others. The zero notice is empty.
