@@ -37,7 +37,8 @@ var forAuthors = []string{
 }
 
 // exceptions are methods that programs do not call: those of interfaces of package comm/backend and runtime/kernel,
-// what flight recorders ask a communicator, those that the backends of GPUs need of a runtime, and one that package encoding/json calls.
+// what flight recorders ask a communicator, those that the backends of GPUs need of a runtime, and one that package
+// encoding/json calls.
 var exceptions = []string{
 	"AllReduceFixed", "Reduced", "AllReduceRounded", "HandOver", "Progress", "ShareLists", // package backend
 	"RunName",                // package record
