@@ -198,17 +198,17 @@ func (b *batch) verify() {
 	for _, v := range b.views {
 		base := v.ptr - uintptr(v.front)
 		total := v.front + v.bytes + guard
-		poison := b.p.poison(total)
+		unwritten := poison(total)
 		image := b.p.scratch[:total]
 		b.p.must(b.p.rt.CopyOut(image, base))
 		got := image[v.front : v.front+v.bytes]
 		if err := v.check(got); err != nil {
 			b.p.errorf("%v: %w", v.label, err)
 		}
-		if !bytes.Equal(image[:v.front], poison[:v.front]) {
+		if !bytes.Equal(image[:v.front], unwritten[:v.front]) {
 			b.p.errorf("%v: wrote before its buffer", v.label)
 		}
-		if tail := v.front + v.bytes; !bytes.Equal(image[tail:], poison[tail:]) {
+		if tail := v.front + v.bytes; !bytes.Equal(image[tail:], unwritten[tail:]) {
 			b.p.errorf("%v: wrote behind its buffer", v.label)
 		}
 		if v.identical {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -30,8 +31,7 @@ type probe struct {
 	stopped bool   // fatalf was called
 	skipped string // why the case means nothing here
 	live    []uintptr
-	// poisoned is a run of poison, scratch a host copy of one buffer.
-	poisoned, scratch []byte
+	scratch []byte // a host copy of one buffer
 }
 
 func newProbe(ctx context.Context, s *suite, r Rank) *probe {
@@ -115,12 +115,17 @@ func (p *probe) findings() error {
 	return errors.Join(p.found...)
 }
 
-// poison returns n bytes of what unwritten memory holds.
-func (p *probe) poison(n int) []byte {
-	if len(p.poisoned) < n {
-		p.poisoned = reference.Tile(poisonBlock, 0, max(n, 1<<16))
+// poisoned is the longest run of poison so far. All ranks of a process read it.
+var poisoned atomic.Pointer[[]byte]
+
+// poison returns n bytes of what unwritten memory holds, which must not be changed.
+func poison(n int) []byte {
+	if known := poisoned.Load(); known != nil && len(*known) >= n {
+		return (*known)[:n]
 	}
-	return p.poisoned[:n]
+	longer := reference.Tile(poisonBlock, 0, max(n, 1<<16))
+	poisoned.Store(&longer)
+	return longer[:n]
 }
 
 // image composes a buffer of n bytes that starts with content, behind front bytes of poison and
@@ -131,10 +136,10 @@ func (p *probe) image(front int, content []byte, n int) []byte {
 		p.scratch = make([]byte, max(total, 1<<16))
 	}
 	image := p.scratch[:total]
-	poison := p.poison(total)
-	copy(image, poison[:front])
+	unwritten := poison(total)
+	copy(image, unwritten[:front])
 	end := front + copy(image[front:], content)
-	copy(image[end:], poison[end:])
+	copy(image[end:], unwritten[end:])
 	return image
 }
 

@@ -122,11 +122,11 @@ func NewOrdered(dt dtype.DType, op reductions.Op, inputs ...[]byte) *Ordered {
 // difference. All NaNs are equal.
 func (o *Ordered) Check(got []byte, offset int) error {
 	size := o.dt.Size()
-	want := Tile(o.bytes, offset%Period*size, len(got))
-	wrong, err := Differences(got, want, size)
+	wrong, err := differences(got, o.bytes, offset%Period*size, size)
 	if wrong == 0 || !o.dt.IsFloat() {
 		return err
 	}
+	want := Tile(o.bytes, offset%Period*size, len(got))
 	for i := range len(want) / size {
 		g := bitsAt(got, i, o.dt)
 		w := bitsAt(want, i, o.dt)

@@ -18,6 +18,12 @@ func TestTile(t *testing.T) {
 			for i, b := range got {
 				require.Equal(t, block[(offset+i)%len(block)], b, "offset %d, %d bytes, byte %d", offset, n, i)
 			}
+			require.True(t, tiles(got, block, offset), "offset %d, %d bytes", offset, n)
+			for i := range got {
+				got[i]++
+				require.False(t, tiles(got, block, offset), "offset %d, %d bytes, byte %d is wrong", offset, n, i)
+				got[i]--
+			}
 		}
 	}
 }
