@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
+	_ "github.com/tutti-go/tutti/internal/garbage"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 

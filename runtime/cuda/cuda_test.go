@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	_ "github.com/tutti-go/tutti/internal/garbage"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	_ "github.com/tutti-go/tutti/internal/garbage"
 	"github.com/tutti-go/tutti/runtime"
 )
 
