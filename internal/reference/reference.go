@@ -62,9 +62,9 @@ func tiles(got, block []byte, offset int) bool {
 	if !bytes.Equal(got[:head], block[first:][:head]) {
 		return false
 	}
-	rest := got[head:]
-	start := min(len(rest), len(block))
-	return bytes.Equal(rest[:start], block[:start]) && bytes.Equal(rest[start:], rest[:len(rest)-start])
+	tail := got[head:]
+	start := min(len(tail), len(block))
+	return bytes.Equal(tail[:start], block[:start]) && bytes.Equal(tail[start:], tail[:len(tail)-start])
 }
 
 // precision is the number of significant bits of a float type.
