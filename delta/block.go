@@ -417,7 +417,9 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	j := 0
 	for i, k := range c.classes.Classes {
 		if j < m && int(c.idx[j]) == i {
-			c.second[slots[k]], c.values[slots[k]] = next[k], zigzag(c.diffs[j])-1
+			slot := slots[k]
+			c.second[slot] = next[k]
+			c.values[slot] = zigzag(c.diffs[j]) - 1
 			slots[k]++
 			j++
 		}
@@ -621,7 +623,8 @@ func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 	case formDense:
 		m := 0
 		for i, v := range c.values {
-			c.idx[m], by[m] = int32(i), T(unzigzag(v))
+			c.idx[m] = int32(i)
+			by[m] = T(unzigzag(v))
 			m += int((v | -v) >> 63)
 		}
 		return m

@@ -36,9 +36,10 @@ func (d *driver) posted(o, match *op) {
 		}
 		return
 	}
-	from, to := o, match
+	from := o
+	to := match
 	if o.op == comm.OpRecv {
-		from, to = match, o
+		from, to = to, from
 	}
 	if from.count != to.count || from.dt != to.dt {
 		send := from.call()

@@ -366,7 +366,8 @@ func (r *requests) completeSome(done []schedule.Done, first, completed int) []sc
 			last--
 		}
 		if hole < last {
-			r.list[hole], r.list[last].id = r.list[last], none
+			r.list[hole] = r.list[last]
+			r.list[last].id = none
 			copy(handles[hole*r.handleSize:(hole+1)*r.handleSize], handles[last*r.handleSize:])
 			last--
 		}

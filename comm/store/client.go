@@ -171,7 +171,8 @@ func (c *Client) beat(every time.Duration) {
 // handle takes a reply.
 func (c *Client) handle(r *reply) {
 	c.mu.Lock()
-	watch, call := c.watches[r.ID], c.calls[r.ID]
+	watch := c.watches[r.ID]
+	call := c.calls[r.ID]
 	if !r.Event {
 		delete(c.calls, r.ID)
 	}

@@ -85,7 +85,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
 	reminder := waiting.Remind()
 	defer reminder.Stop()
-	first, spare := glance, glance // bounds for the first address, and for others
+	first := glance // bounds an attempt at the first address
+	spare := glance // and at each of the others
 	switch {
 	case d.Once:
 	case d.severalHosts(): // a host that is lost answers nothing, and another one serves the store as well
@@ -95,7 +96,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		spare = spareGlance
 	}
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
-		now, sure := reasons(nil), true
+		var now reasons // of this round
+		sure := true    // every address has refused this process
 		for i, address := range d.candidates() {
 			bound := spare
 			if i == 0 {

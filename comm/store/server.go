@@ -410,8 +410,10 @@ func (o *outbox[T]) push(m T, bytes int) (first bool, err error) {
 		return false, ErrFull
 	}
 	const overhead = 128
-	o.list, o.bytes = append(o.list, m), o.bytes+bytes+overhead
-	first, o.busy = !o.busy, true
+	o.list = append(o.list, m)
+	o.bytes += bytes + overhead
+	first = !o.busy
+	o.busy = true
 	return first, nil
 }
 
@@ -428,7 +430,8 @@ func (o *outbox[T]) empty() (closed bool) {
 	defer o.mu.Unlock()
 	for len(o.list) > 0 && o.err == nil {
 		batch := o.list
-		o.list, o.bytes = nil, 0
+		o.list = nil
+		o.bytes = 0
 		o.mu.Unlock()
 		err := o.send(batch)
 		o.mu.Lock()

@@ -110,7 +110,8 @@ type watch struct {
 // Open begins a session, whose number was never used before.
 func (s *state) Open(session uint64) {
 	if s.sessions == nil {
-		s.sessions, s.entries = map[uint64]*held{}, map[string]*entry{}
+		s.sessions = map[uint64]*held{}
+		s.entries = map[string]*entry{}
 		s.waiting = map[string][]place{}
 	}
 	s.sessions[session] = &held{waits: map[uint64]string{}}
@@ -233,7 +234,8 @@ func increase(counter []byte, delta int64) (sum int64, err error) {
 
 // put sets a key and tells who waits for it and who watches it.
 func (s *state) put(origin place, r *request, value []byte, answer *reply) (replies []reply) {
-	old, grows := s.entries[r.Key], len(r.Key)+len(value)
+	old := s.entries[r.Key]
+	grows := len(r.Key) + len(value)
 	if old != nil {
 		grows = len(value) - len(old.value)
 	}

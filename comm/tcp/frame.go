@@ -49,9 +49,11 @@ func (h *header) ofMessage() bool {
 
 // put writes the header to the beginning of b.
 func (h *header) put(b []byte) {
-	subject, place := h.communicator, h.tag
+	subject := h.communicator
+	place := h.tag
 	if h.ofMessage() {
-		subject, place = h.message, h.offset
+		subject = h.message
+		place = h.offset
 	}
 	clear(b[:headerBytes])
 	b[0] = byte(h.kind)

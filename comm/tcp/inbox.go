@@ -268,10 +268,12 @@ func (in *incoming) partAt(offset uint64, length int) (number int, ok bool) {
 		return 0, false
 	}
 	start := int(offset)
-	begin, end := in.first, in.eager
+	begin := in.first // of the eager parts behind the announcement's
+	end := in.eager
 	if start >= in.eager {
 		number = (in.eager - in.first + in.chunk - 1) / in.chunk
-		begin, end = in.eager, in.total
+		begin = in.eager
+		end = in.total
 	}
 	if start < begin || (start-begin)%in.chunk != 0 || length != min(in.chunk, end-start) {
 		return 0, false

@@ -19,7 +19,7 @@ type flow struct {
 	reading      *incoming // of the frame whose payload is being read, or nil; guarded by pair.mu
 }
 
-// lane is one of the connections of a pair.
+// lane is one of the connections of a pair, which chooses what each of them sends next (pair.choose).
 type lane struct {
 	pair   *pair         // to which it belongs
 	index  int           // in pair.lanes

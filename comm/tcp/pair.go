@@ -41,12 +41,11 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // pair is what this rank shares with another one, the peer, or with itself: the connections, and the messages
 // on their way.
 //
-// The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go
-// over all lanes, as each encrypts on its own processor; on a long link, which has many, over all but the
-// first. A message is announced with the
-// length of its eager part: bytes sent at once, into memory that the receiver has reserved. The other bytes
-// come when the receive is there and has granted them. So other messages arrive
-// while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
+// The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go over
+// all lanes, as each encrypts on its own processor; on a long link, which has many, over all but the first. A message
+// is announced with the length of its eager part: bytes sent at once, into memory that the receiver has reserved. The
+// other bytes come when the receive is there and has granted them. So other messages arrive while a long one waits,
+// and the credit bounds the memory for early ones and the number of announcements.
 //
 // outbox.go has the messages that go, inbox.go those that come, credit.go bounds both. A wire (wire.go) is what one
 // communicator has of all pairs. The engine, whose lock is mentioned below, is the schedule.Engine that makes the
@@ -374,7 +373,7 @@ func (p *pair) sealed(f *outFrame) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.send.sealed()
+	f.send.sealed() // after its last part, the send is complete
 }
 
 // receiveFrame takes a frame whose header has come, with its payload. Called by lane.readFrames, without locks.
@@ -468,8 +467,9 @@ func (p *pair) finish(s *flow, in *incoming, h *header) (sends bool) {
 	if in != nil {
 		p.arrived(in, h)
 	}
-	announces := h.credit > 0 && !p.outbox.waiting.Empty()
-	parts := p.track.Load() != nil && !p.outbox.ready.Empty() // lanes have been woken for theirs
+	announces := h.credit > 0 && !p.outbox.waiting.Empty() // a send that waits for credit may have it now
+	// A grant makes parts of a send ready. Lanes have been woken for them; a track has no writers to wake.
+	parts := p.track.Load() != nil && !p.outbox.ready.Empty()
 	return announces || parts || p.urgent()
 }
 
@@ -532,7 +532,7 @@ func (p *pair) post(w *wire, source int, r posted) (urgent bool) {
 	defer p.mu.Unlock()
 	m := &w.matchers[source] // the messages and receives that wait for each other, by tag
 	if in, ok := m.messages.Pop(r.tag); ok {
-		p.assign(in, r)
+		p.assign(in, r) // from now on the message goes into the memory of the receive
 		p.advance(in)
 	} else {
 		m.receives.Push(r.tag, r)

@@ -200,7 +200,8 @@ func incarnation(text string) string {
 
 // differ returns two texts without the words with which both begin, and both end.
 func differ(a, b string) (string, string) {
-	x, y := strings.Fields(a), strings.Fields(b)
+	x := strings.Fields(a)
+	y := strings.Fields(b)
 	for len(x) > 0 && len(y) > 0 && x[0] == y[0] {
 		x, y = x[1:], y[1:]
 	}

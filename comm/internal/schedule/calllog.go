@@ -81,16 +81,18 @@ func (e *Engine) tag(seq uint64) uint64 {
 // disagreement returns the error that names the calls of two ranks.
 func (e *Engine) disagreement(peer int, peerCall, call *loggedCall) error {
 	number := call.sequence
-	a, b := e.rank, peer
-	callA, callB := call.String(), peerCall.String()
-	if b < a {
-		a, b = b, a
-		callA, callB = callB, callA
+	lower := e.rank
+	lowerCall := call.String()
+	higher := peer
+	higherCall := peerCall.String()
+	if higher < lower {
+		lower, higher = higher, lower
+		lowerCall, higherCall = higherCall, lowerCall
 	}
-	if callA == callB {
+	if lowerCall == higherCall {
 		return fmt.Errorf("%w: ranks %d and %d called %s with different counts (collective #%d)",
-			comm.ErrMismatch, a, b, callA, number)
+			comm.ErrMismatch, lower, higher, lowerCall, number)
 	}
 	return fmt.Errorf("%w: rank %d called %s, rank %d called %s (collective #%d)",
-		comm.ErrMismatch, a, callA, b, callB, number)
+		comm.ErrMismatch, lower, lowerCall, higher, higherCall, number)
 }
