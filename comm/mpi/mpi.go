@@ -26,6 +26,18 @@
 //   - TUTTI_MPI_SHARED=off for any rank has all ranks of a host go through MPI instead of sharing memory.
 //
 // Any other value is an error of [Init].
+//
+// # How it is written
+//
+//   - library.go: which library is opened; abi.go, abi_*.go: which binary interface it has, and what that is;
+//     api.go, errors.go: its functions and their errors; turn.go: one call at a time, where the library allows no more
+//   - mpi.go, run.go: the process, from Init to Finalize; signals*.go: handlers that the library must not keep
+//   - wire.go: messages over the library, on which comm/internal/schedule runs; widetags.go: those with tags that the
+//     library has no room for; share.go: memory that ranks of a host share in their place
+//   - native.go: collectives that are one call of the library
+//   - endpoint.go, progress.go: a rank, and the goroutine that goes on with the calls of all; split.go, close.go:
+//     its beginning and end; communicator.go: what the user sees
+//   - timeouts.go: all times
 package mpi
 
 import (

@@ -23,6 +23,16 @@
 // For each kind of operation, a table has the size up to which it is faster than the base, by the number of ranks and
 // the slowest link between their GPUs ([Comm.HandOver]). Both submit to the base's stream. Calls of a Group go to the
 // base, which starts them together, except calls that the base lacks. To use peer memory, make a call outside a Group.
+//
+// # How it is written
+//
+//   - p2p.go: what a program calls; connect.go, bootstrap.go: how ranks agree and map each other's memory, which
+//     fdserver_*.go hands over
+//   - offload.go: the table of sizes; plan.go: the kernels of a call; scratch.go: where they have what in scratch memory
+//   - library.go, kernels.go, parameters.go: the kernels of kernels/p2p.cu and their arguments
+//   - submit.go, wait.go, progress.go: calls from submission to Sync, and aborts; lists.go: lists for sparse gradients
+//   - endpoint.go: a rank; split.go: sub-communicators; communicator.go: what the user sees
+//   - timeouts.go: all times
 package p2p
 
 import (

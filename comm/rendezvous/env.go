@@ -1,6 +1,11 @@
 // Package rendezvous lets the processes of a job find each other before they have a communicator. Their launcher's
 // environment variables tell their ranks ([FromEnv]). They share a store ([Job.Connect]), in which they meet under a
 // number that rank 0 sets ([Job.Round]).
+//
+//	env.go      which launcher started the process, and so its rank and where rank 0 is
+//	secret.go   what only processes of the job know
+//	connect.go  the way to the store, which rank 0 or the launcher serves
+//	round.go    how the ranks meet in it
 package rendezvous
 
 import (

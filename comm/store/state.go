@@ -7,6 +7,8 @@
 //	client.go   what a process asks of it
 //	dial.go     how a process reaches it, over connections of tls.go
 //	proxy.go    the same protocol in front of a store of another kind, such as etcd's
+//
+// A session's end, in state.go, drops its leases and whatever it waits for.
 package store
 
 import (

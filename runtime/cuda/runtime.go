@@ -8,6 +8,19 @@
 // A runtime uses the device's primary context, as do the CUDA runtime API and the frameworks on top of it, so
 // pointers, streams and events may be passed back and forth as plain handles. With [WithContext] it uses another
 // context.
+//
+// # How it is written
+//
+//   - driver.go: the driver's functions; status.go: its errors; context.go: how calls enter the context, and when they
+//     may; object.go, gate.go: what Close destroys, and what it waits for
+//   - runtime.go: a [Runtime] from Open to Close; device.go: GPUs
+//   - allocate.go: memory, from package runtime/internal/pool; shared.go: memory that other processes map; memory.go,
+//     keep.go, host_copy.go: copies; word.go: host memory that a stream writes
+//   - stream.go, fork.go: streams, and runtimes on streams beside the first; graph.go, order.go: captured work, and what
+//     its launches wait for; foreign.go: pointers of others
+//   - module.go: programs of users; launch.go, parameters.go: this package's kernels of kernels/, and their arguments
+//   - kernels.go, kernels_*.go: [kernel.Kernels], by file of kernels/; strided.go: strided copies
+//   - timeouts.go: all times
 package cuda
 
 import (

@@ -1,6 +1,6 @@
 package env
 
-// LauncherTitle returns the name by which users know a launcher of package rendezvous.
+// LauncherTitle returns the name by which users know a launcher, which package rendezvous finds by its variables.
 func LauncherTitle(name string) string {
 	switch name {
 	case "openmpi":
