@@ -168,7 +168,7 @@ func (g *Gradients) unfold() {
 		g.dropLast()
 	}
 	g.keepWeights()
-	g.repeats = true
+	g.heldRolledBack = true
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
 		s.accumulated = s.accumulated || g.step.folded[i] && g.step.absent[i]

@@ -19,7 +19,7 @@ type held struct {
 // contribute takes a contribution of gradient i that is not the last one of this rank. Wait rolls a step back of which
 // one could not be kept.
 func (g *Gradients) contribute(i int, t *runtime.Tensor) error {
-	if g.repeats {
+	if g.heldRolledBack {
 		if err := g.beginAnew(); err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func (g *Gradients) beginAnew() error {
 
 // forgetHeld leaves out the contributions of a step that has ended, or is not repeated.
 func (g *Gradients) forgetHeld() {
-	g.repeats = false
+	g.heldRolledBack = false
 	for i := range g.gradients {
 		g.gradients[i].held.n = 0
 	}

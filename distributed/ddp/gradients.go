@@ -62,7 +62,10 @@ type Gradients struct {
 	gradients []gradient            // in the order of registration
 	roster    roster                // tells at the beginning of a step who has data; zero without Uneven and Weighted
 	weights   weights               // what this rank's gradients stand for; zero without Weighted
-	repeats   bool                  // the gradients held for a reproducible step are of one that was rolled back
+
+	// heldRolledBack says that the contributions held for a reproducible step are of one that was rolled back. A step that
+	// repeats it uses them, and the first contribution to another step drops them.
+	heldRolledBack bool
 
 	arrangement             // buckets, bucketOf, patterns, transaction, async, views and shards: see phase.go
 	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
@@ -74,10 +77,11 @@ type Gradients struct {
 	steps   int               // complete ones
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
 	stats   Stats             // of it; zero before the first
-	open    bool              // the device alone knows whether it was skipped
-	skips   repeats.Log       // logs skipped steps and lost residuals, ever less often
-	err     error             // sticky; returned by every later call. nil: usable
-	closed  bool              // Close was called
+	// undecided says that stats.Skipped is not known: the device alone knows the verdict on the last complete step.
+	undecided bool
+	skips     repeats.Log // logs skipped steps and lost residuals, ever less often
+	err       error       // sticky; returned by every later call. nil: usable
+	closed    bool        // Close was called
 
 	onStep  func(Stats)                 // nil: nobody is told
 	confirm func(context.Context) error // see BeforeCommit; nil: ranks do not vote
@@ -140,7 +144,7 @@ func (g *Gradients) Result(i int) *runtime.Tensor {
 // Stats returns the statistics of the last complete step. If only the device knows whether that was skipped, Stats
 // waits for the device until ctx is done. While the communication worker works on a step, this is [comm.ErrArgument].
 func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
-	if g.open && !g.closed {
+	if g.undecided && !g.closed {
 		if err := g.checkIdle(); err != nil {
 			return g.stats, base.OpError("gradient stats", err)
 		}
@@ -152,7 +156,7 @@ func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 			return g.stats, base.OpError("gradient stats", err)
 		}
 		g.stats.Skipped = skipped
-		g.open = false
+		g.undecided = false
 	}
 	return g.stats, nil
 }

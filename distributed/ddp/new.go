@@ -126,7 +126,7 @@ func (g *Gradients) Close() error {
 		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
 	}
 	drained := g.order.DrainToFree()
-	if drained == nil && g.open && !g.closed {
+	if drained == nil && g.undecided && !g.closed {
 		_ = g.reportNote(ctx) // all is freed, whether or not the device can be asked
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)

@@ -104,13 +104,13 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if deferred := g.deferred(); len(deferred) > 0 && g.confirm == nil {
 		base.ReportLost(&g.skips, had, c, "gradients", deferred)
 	}
-	if g.open { // the buckets have found out
+	if g.undecided { // the buckets have found out
 		skipped, err := g.buckets[0].reducer.Skipped(ctx)
 		if err != nil {
 			return err
 		}
 		g.stats.Skipped = skipped
-		g.open = false
+		g.undecided = false
 	}
 	if err := g.transaction.bind(g); err != nil {
 		return err

@@ -93,7 +93,7 @@ func (t *transaction) takeNote(ctx context.Context) (skipped bool, err error) {
 
 // lookForSkips looks in each 256th step whether the device has skipped one, as the host waits for it in none.
 func (g *Gradients) lookForSkips(ctx context.Context) error {
-	if !g.open || g.steps%skipInterval != skipInterval-1 || g.rt.Stats().Frozen || base.IsQuiet(ctx) {
+	if !g.undecided || g.steps%skipInterval != skipInterval-1 || g.rt.Stats().Frozen || base.IsQuiet(ctx) {
 		return nil
 	}
 	return g.reportNote(ctx)

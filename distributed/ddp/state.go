@@ -106,7 +106,7 @@ func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
 		return base.OpError(op, err)
 	}
 	g.stats = Stats{}
-	g.open = false
+	g.undecided = false
 	return nil
 }
 

@@ -561,7 +561,7 @@ func (g *Gradients) commitAll(v engine.Verdict) error {
 		}
 	}
 	g.stats.Skipped = v == engine.Skips
-	g.open = v == engine.Deferred
+	g.undecided = v == engine.Deferred
 	return nil
 }
 
@@ -601,7 +601,7 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 			return base.OpError(op, err)
 		}
 		if !g.step.begun && ctx.Err() != nil {
-			g.repeats = true
+			g.heldRolledBack = true
 			return base.OpError(op, comm.ContextError(ctx))
 		}
 	}

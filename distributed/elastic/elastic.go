@@ -153,7 +153,7 @@ type Member struct {
 
 	ctx    context.Context    // ends with Close
 	end    context.CancelFunc // ends ctx
-	caller context.Context    // of the last Next
+	caller context.Context    // of the last Next; the recorder of an epoch's calls has it (form.go)
 	gone   sync.WaitGroup     // of attend, the goroutine of the store's sessions (attend.go)
 
 	failure   error       // of the last attempt at an epoch, nil if that did not fail; used only by Next and Commit
@@ -172,8 +172,8 @@ type Member struct {
 	changed     chan struct{}    // closed by the next change
 	status      status           // of this member; all but Wishes and Awaits is changed by Next and Commit alone
 	longWaits   int              // waits in exchanges that the others are told of; 0 if Awaits is ""
-	late        []person         // of the epoch, for whom this member has aborted it; nil if it has not
-	statusClaim claim            // the status as it is, or is to be, in the store (publish.go)
+	late        []person         // members of the epoch for whom this one has aborted it (view.go); nil if it has not
+	statusClaim claim            // the status as the store has it, and as it is to have it (publish.go)
 	endClaim    claim            // the World of the epoch with the last step, once this member has made that
 	refusal     error            // why the store does not have these claims; nil if it took the last write
 	fault       error            // why this process cannot be a member; nil if it can
@@ -240,7 +240,7 @@ func (c *Config) complete() error {
 	if c.Runtime == nil {
 		c.Runtime = cpu.New()
 	}
-	return checkText(c.Name)
+	return checkText(c.Name) // which the others print
 }
 
 // FromEnv completes a configuration for a rank of `tutti launch --min`. It sets Name, Min and Max, Dial for the
@@ -277,7 +277,7 @@ func FromEnv(cfg Config) (Config, error) {
 }
 
 // Steps returns the number of steps that the members have committed.
-func (m *Member) Steps() uint64 { return m.now().Step }
+func (m *Member) Steps() uint64 { return m.now().Step } // now copies the status
 
 // Leave makes this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are
 // handed over. If only the leaving member has the state, it stays until a successor has received that, even if this
@@ -285,7 +285,9 @@ func (m *Member) Steps() uint64 { return m.now().Step }
 //
 // A member at a boundary leaves at once if it has no state of the job, or if all members of the last epoch are to
 // leave. Otherwise it waits for the next vote, for five times Config.Silence at most.
-func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
+func (m *Member) Leave() {
+	m.change(func() { m.status.Wishes = true }) // change holds mu, and wakes what waits for it
+}
 
 // Run makes steps until one of them returns [io.EOF], this member has left, ctx ends, or a step fails for another
 // reason than a lost member. Call Close after it. If Run returns an error, the other members continue without this one.
