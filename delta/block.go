@@ -483,7 +483,8 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 				before = position
 			}
 		}
-		if before = part[len(part)-1]; descends < 0 || int(before) >= limit {
+		before = part[len(part)-1]
+		if descends < 0 || int(before) >= limit {
 			return errDamaged
 		}
 	}

@@ -413,7 +413,8 @@ func (t *Tensor) check() error {
 		size = low
 		empty = empty || n == 0
 	}
-	if t.elements = int(size) / t.DType.Size(); empty {
+	t.elements = int(size) / t.DType.Size()
+	if empty {
 		t.elements = 0
 	}
 	return nil

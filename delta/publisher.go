@@ -68,12 +68,14 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 		return err
 	}
 	u.commit()
-	if p.log = append(p.log, d); d.layout != nil {
+	p.log = append(p.log, d)
+	if d.layout != nil {
 		p.log = p.log[len(p.log)-1:]
 	}
 	total := 0
 	for i, d := range slices.Backward(p.log) {
-		if total += int(d.Stat().Bytes); total > p.replica.bytes() && i < len(p.log)-1 {
+		total += int(d.Stat().Bytes)
+		if total > p.replica.bytes() && i < len(p.log)-1 {
 			p.log = slices.Delete(p.log, 0, i+1)
 			break
 		}

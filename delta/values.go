@@ -182,7 +182,8 @@ func (c *coder) readTable(src *cursor) error {
 		for range min(table-uint64(len(standard)-1), symbolCount+1) {
 			symbol += src.uvarint()
 			n := src.uvarint()
-			if sum += n; symbol >= symbolCount || n == 0 || n > 1<<tableBits || sum > 1<<tableBits {
+			sum += n
+			if symbol >= symbolCount || n == 0 || n > 1<<tableBits || sum > 1<<tableBits {
 				return errDamaged
 			}
 			f[symbol] = uint16(n)

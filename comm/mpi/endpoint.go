@@ -23,12 +23,12 @@ type endpoint struct {
 	rank     int    // in the communicator
 	size     int    // of the communicator, at least 1
 	shared   []byte // memory that the ranks share, nil if they do not
-	unshared error  // why
+	unshared error  // why they do not; nil if they do, and if it is a single rank
 
 	leakAlarm goruntime.Cleanup // says that nobody has called Close
-	lost      atomic.Bool       // it has said so
+	lost      atomic.Bool       // leakAlarm has said that
 
-	nativeStep schedule.Step // startNative
+	nativeStep schedule.Step // is startNative, bound once; nil unless collectives are the library's own
 }
 
 // native reports whether collectives are the library's own.

@@ -40,7 +40,8 @@ func (e *endpoint) share(ctx context.Context) error {
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
 		var server *segment.Server
-		if server, memory, reason = segment.Serve(bytes); reason == nil {
+		server, memory, reason = segment.Serve(bytes)
+		if reason == nil {
 			defer server.Close()
 			*offer = server.Offer()
 		}
@@ -67,7 +68,10 @@ func (e *endpoint) share(ctx context.Context) error {
 	if shared {
 		e.shared = memory
 		e.Share(memory, nil)
-	} else if e.unshared = reason; reason == nil {
+		return nil
+	}
+	e.unshared = reason
+	if reason == nil { // this rank could
 		e.unshared = errors.New("not all ranks can")
 	}
 	return nil

@@ -41,11 +41,11 @@ func newWire(lib *library, handle uintptr, size int, maxTag uint64) *wire {
 func (w *wire) Post(id int, m *schedule.Message) {
 	tag := m.Tag
 	if m.User {
-		if tag >= w.tags.narrow {
+		if tag >= w.tags.narrow { // beyond the tags that the library has room for
 			w.postWide(id, m)
 			return
 		}
-		tag += w.tags.first
+		tag += w.tags.first // behind the engine's own
 	}
 	f := w.lib.Isend
 	if m.Receive {
@@ -275,6 +275,7 @@ func (r *requests) cancel(first bool) (receiving int) {
 	}
 	done := func(handle uintptr) bool { // now or before
 		code := lib.call(lib.Testsome, 1, handle, r.flag, r.indices, r.statuses)
+		// A call that was not made, since another one does not return (turn.go), has not set the flag.
 		return code != leftBehind && hostmem.Slice[int32](r.flag, 1)[0] != 0
 	}
 	for i := range r.list {
@@ -309,7 +310,8 @@ func (r *requests) test(done []schedule.Done, all bool, tries int) ([]schedule.D
 	}
 	first := 0
 	if len(r.list) > mostTested {
-		if all = false; r.next < len(r.list) {
+		all = false // one look asks about some of them
+		if r.next < len(r.list) {
 			first = r.next
 		}
 	}
@@ -336,7 +338,13 @@ func (r *requests) test(done []schedule.Done, all bool, tries int) ([]schedule.D
 	}
 	completed := int(hostmem.Slice[int32](r.flag, 1)[0])
 	if code != success {
-		return r.failure(done, f, code, first, n, all, completed)
+		return r.failure(done, code, look{
+			function:  f,
+			first:     first,
+			n:         n,
+			together:  all,
+			completed: completed,
+		})
 	}
 	switch {
 	case completed <= 0: // for Testsome, MPI_UNDEFINED is negative
@@ -383,7 +391,7 @@ func (r *requests) complete(request, status int) schedule.Done {
 	q.id = none
 	switch {
 	case !q.receives:
-	case r.lib.abi.received != nil:
+	case r.lib.abi.received != nil: // the layout of a status is known
 		d.Bytes = int(r.lib.abi.received(hostmem.Slice[byte](r.statuses+uintptr(status*r.statusSize), r.statusSize)))
 	default:
 		r.lib.call(
@@ -397,36 +405,39 @@ func (r *requests) complete(request, status int) schedule.Done {
 	return d
 }
 
-// failure finds the message that made a test of n requests from first on fail.
-func (r *requests) failure(
-	done []schedule.Done,
-	f dl.Func,
-	code int32,
-	first, n int,
-	all bool,
-	completed int,
-) ([]schedule.Done, error) {
+// look is one question to MPI, which requests are done.
+type look struct {
+	function  dl.Func // MPI_Testall or MPI_Testsome
+	first     int     // the first of list that it asks about
+	n         int     // how many it asks about
+	together  bool    // they only matter together: MPI_Testall
+	completed int     // how many are done, as MPI_Testsome says; below 0: MPI does not say
+}
+
+// failure finds the message that made a look fail.
+func (r *requests) failure(done []schedule.Done, code int32, l look) ([]schedule.Done, error) {
 	lib := r.lib
-	err := lib.error(f, code)
+	err := lib.error(l.function, code)
 	if err.class != lib.abi.errInStatus {
 		return done, translate(lib, err)
 	}
-	indices := hostmem.Slice[int32](r.indices, n)
-	if !all {
-		n = max(min(n, completed), 0)
+	indices := hostmem.Slice[int32](r.indices, l.n)
+	statuses := l.n
+	if !l.together { // one for each that is done
+		statuses = max(min(l.n, l.completed), 0)
 	}
-	for i := range n {
+	for i := range statuses {
 		code := hostmem.Slice[int32](r.statuses+uintptr(i*r.statusSize+lib.abi.statusError), 1)[0]
 		if code == success || code == lib.abi.errPending {
 			continue
 		}
-		request := first + i
-		if !all {
-			request = first + int(indices[i])
+		request := l.first + i
+		if !l.together {
+			request = l.first + int(indices[i])
 		}
 		d := schedule.Done{
 			ID:  int(r.list[request].id),
-			Err: translate(lib, lib.error(f, code)),
+			Err: translate(lib, lib.error(l.function, code)),
 		}
 		if errors.Is(d.Err, comm.ErrMismatch) {
 			d.Bytes = math.MaxInt // how many, MPI does not say

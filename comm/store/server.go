@@ -325,7 +325,8 @@ func (s *Server) serve(conn *tls.Conn) {
 		return
 	}
 	w := welcome{Version: protocol, Silence: s.options.Silence}
-	if w.Refused = s.claim(n); w.Refused != "" {
+	w.Refused = s.claim(n)
+	if w.Refused != "" {
 		s.gate.Refuse(conn, "known", w.Refused) // before the answer has consequences
 		_ = sender[welcome](conn)([]welcome{w})
 		return

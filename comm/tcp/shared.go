@@ -138,7 +138,8 @@ func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (mem
 	var offer segment.Offer
 	if shares && ranks[0] == n.rank {
 		var server *segment.Server
-		if server, memory, reason = segment.Serve(bytes); reason == nil {
+		server, memory, reason = segment.Serve(bytes)
+		if reason == nil {
 			defer server.Close()
 			offer = server.Offer()
 		}

@@ -22,7 +22,8 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op, strea
 	from := 0
 	size := dt.Size()
 	if stream {
-		if from, stream = streamStart(dsts, size); stream {
+		from, stream = streamStart(dsts, size)
+		if stream {
 			from = min(from, n)
 			reduceAVX2(dsts, srcs, 0, from, false, dt, op)
 		}

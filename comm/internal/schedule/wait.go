@@ -105,7 +105,8 @@ func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	if progressed {
 		w.goOn()
 	}
-	if idle = e.inFlight.Load() == 0; idle || !w.attends() {
+	idle = e.inFlight.Load() == 0
+	if idle || !w.attends() {
 		return idle, nil
 	}
 	if w.pace.Long() {

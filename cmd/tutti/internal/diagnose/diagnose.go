@@ -508,7 +508,8 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 		}
 	}
 	slices.Sort(lasts)
-	if lasts = slices.Compact(lasts); len(lasts) > 1 || len(f.Ranks) > 1 {
+	lasts = slices.Compact(lasts)
+	if len(lasts) > 1 || len(f.Ranks) > 1 {
 		for i := range lasts {
 			lasts[i] = strings.NewReplacer("its last was", "their last was", "it has called",
 				"they have called").Replace(lasts[i])
