@@ -60,7 +60,8 @@ func (w *worker) look() error {
 	return nil
 }
 
-// breakEvery is how often wait tries to end a communicator's work.
+// breakEvery is the interval at which wait, whose context has ended, tries again to end a communicator's work: an
+// exchange may submit its next call after each Sync that has ended one.
 const breakEvery = 10 * time.Millisecond
 
 // wait waits until all exchanges are done and returns the first error. When ctx

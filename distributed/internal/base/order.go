@@ -21,7 +21,8 @@ type Order struct {
 	pending bool
 }
 
-// DrainLimit is the limit of a drain.
+// DrainLimit bounds a drain before Close or Rebind, which have no context for it: a call in flight ends within
+// milliseconds unless it waits for a rank, and then its memory is not freed.
 const DrainLimit = 5 * time.Second
 
 // NewOrder returns the order of a runtime and a communicator.

@@ -117,11 +117,6 @@ func (s *Spans) Find(from, to uintptr) int {
 	return -1
 }
 
-// Placed reports whether tensor i was placed in this step.
-func (s *Spans) Placed(i int) bool {
-	return s.spans[i].step == s.current
-}
-
 // position returns the number of tensors in the order that begin before an address.
 func (s *Spans) position(from uintptr) int {
 	p, _ := slices.BinarySearchFunc(s.order, from, func(i int32, from uintptr) int {
