@@ -21,7 +21,7 @@ type Order struct {
 	pending bool
 }
 
-// DrainLimit bounds a drain before Close or Rebind, which have no context for it: a call in flight ends within
+// DrainLimit bounds a drain in Close and Rebind, whose caller may have no time left: a call in flight ends within
 // milliseconds unless it waits for a rank, and then its memory is not freed.
 const DrainLimit = 5 * time.Second
 
