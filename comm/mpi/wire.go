@@ -342,7 +342,7 @@ func (r *requests) test(done []schedule.Done, all bool, tries int) ([]schedule.D
 			function:  f,
 			first:     first,
 			n:         n,
-			together:  all,
+			testall:   all,
 			completed: completed,
 		})
 	}
@@ -410,7 +410,7 @@ type look struct {
 	function  dl.Func // MPI_Testall or MPI_Testsome
 	first     int     // the first of list that it asks about
 	n         int     // how many it asks about
-	together  bool    // they only matter together: MPI_Testall
+	testall   bool    // they only matter together: MPI_Testall
 	completed int     // how many are done, as MPI_Testsome says; below 0: MPI does not say
 }
 
@@ -423,7 +423,7 @@ func (r *requests) failure(done []schedule.Done, code int32, l look) ([]schedule
 	}
 	indices := hostmem.Slice[int32](r.indices, l.n)
 	statuses := l.n
-	if !l.together { // one for each that is done
+	if !l.testall { // one for each that is done
 		statuses = max(min(l.n, l.completed), 0)
 	}
 	for i := range statuses {
@@ -432,7 +432,7 @@ func (r *requests) failure(done []schedule.Done, code int32, l look) ([]schedule
 			continue
 		}
 		request := l.first + i
-		if !l.together {
+		if !l.testall {
 			request = l.first + int(indices[i])
 		}
 		d := schedule.Done{

@@ -28,7 +28,7 @@
 //
 //   - p2p.go: what a program calls; connect.go, bootstrap.go: how ranks agree and map each other's memory, which
 //     fdserver_*.go hands over
-//   - offload.go: the table of sizes; plan.go: the kernels of a call; scratch.go: where they have what in scratch memory
+//   - offload.go: the table of sizes; plan.go: the kernels of a call; scratch.go: the layout of scratch memory
 //   - library.go, kernels.go, parameters.go: the kernels of kernels/p2p.cu and their arguments
 //   - submit.go, wait.go, progress.go: calls from submission to Sync, and aborts; lists.go: lists for sparse gradients
 //   - endpoint.go: a rank; split.go: sub-communicators; communicator.go: what the user sees

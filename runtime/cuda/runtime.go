@@ -16,8 +16,8 @@
 //   - runtime.go: a [Runtime] from Open to Close; device.go: GPUs
 //   - allocate.go: memory, from package runtime/internal/pool; shared.go: memory that other processes map; memory.go,
 //     keep.go, host_copy.go: copies; word.go: host memory that a stream writes
-//   - stream.go, fork.go: streams, and runtimes on streams beside the first; graph.go, order.go: captured work, and what
-//     its launches wait for; foreign.go: pointers of others
+//   - stream.go, fork.go: streams, and runtimes on streams beside the first; graph.go, order.go: captured work, and
+//     what its launches wait for; foreign.go: pointers of others
 //   - module.go: programs of users; launch.go, parameters.go: this package's kernels of kernels/, and their arguments
 //   - kernels.go, kernels_*.go: [kernel.Kernels], by file of kernels/; strided.go: strided copies
 //   - timeouts.go: all times
