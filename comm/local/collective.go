@@ -15,14 +15,16 @@ import (
 func (w *world) agree(s *slot, seq uint64) error {
 	agreed := true
 	for r := range s.calls {
-		agreed = agreed && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
+		agreed = agreed && s.calls[0].agrees(&s.calls[r]) && !s.calls[r].listed
 	}
 	if agreed {
 		return s.agreeOnSums()
 	}
 	for r := range s.calls {
 		c := s.calls[r].call()
-		s.extras[r].give(&c, w.size)
+		if s.calls[r].listed {
+			s.extras[r].give(&c, w.size)
+		}
 		w.agreeing[r] = c
 	}
 	err := backend.Agree(w.agreeing)
@@ -32,16 +34,15 @@ func (w *world) agree(s *slot, seq uint64) error {
 	return s.agreeOnSums()
 }
 
-// prepare cuts the work of the slot's collective for that many workers. One of them does what is within the inline
-// limit.
-func (s *slot) prepare(workers, inline int) {
+// prepare cuts the work of the slot's collective for the workers of its world.
+func (s *slot) prepare(w *world) {
 	c := &s.calls[0]
 	n := len(s.calls)
 	p := &s.plan
 	p.size = c.dt.Size()
 	p.row = c.count
 	p.uneven = false
-	p.block = max(blockBytes/p.size, 1)
+	block := max(blockBytes/p.size, 1)
 	rows := 1
 	sources := 1
 	destinations := 1
@@ -50,6 +51,8 @@ func (s *slot) prepare(workers, inline int) {
 		sources = n
 		destinations = n
 		if c.reduce == reductions.FixedPoint {
+			block = fixedpoint.Block
+			p.unevenRows(w.ends)
 			s.addSums()
 		}
 	case comm.OpBroadcast:
@@ -61,7 +64,7 @@ func (s *slot) prepare(workers, inline int) {
 		destinations = n
 	case comm.OpAllGatherV:
 		destinations = n
-		p.unevenRows()
+		p.unevenRows(w.ends)
 		p.addRows(s.extras[0].list(recvCounts, n))
 	case comm.OpReduceScatter:
 		rows = n
@@ -69,17 +72,19 @@ func (s *slot) prepare(workers, inline int) {
 	case comm.OpAllToAll:
 		rows = n * n
 	case comm.OpAllToAllV:
-		p.unevenRows()
+		p.unevenRows(w.ends)
 		for r := range s.extras {
 			p.addRows(s.extras[r].list(recvCounts, n))
 		}
 	case comm.OpGather, comm.OpScatter:
 		rows = n
 	}
-	if !p.uneven {
+	if p.uneven {
+		w.ends = p.ends
+	} else {
 		p.total = rows * p.row
 	}
-	p.cut(sources, destinations, workers, inline)
+	p.cut(sources, destinations, block, w.workers, w.inline)
 	if c.op == comm.OpAllReduce && c.reduce != reductions.FixedPoint && s.inPlace() {
 		p.streaming = false // what is written was just read, and is in the cache
 	}

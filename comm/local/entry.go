@@ -8,6 +8,9 @@ import (
 // entryBytes is the size of an entry: those of two ranks share a cache line.
 const entryBytes = 32
 
+// sliceBytes is the size of a slice without its elements.
+const sliceBytes = 24
+
 // lineBytes is how much travels between processors at once.
 const lineBytes = 64
 
@@ -19,6 +22,7 @@ type entry struct {
 	op         comm.Op       // which call it is
 	dt         dtype.DType   // of the elements
 	reduce     comm.ReduceOp // how elements are combined
+	listed     bool          // the call has lists, which an extra holds
 }
 
 func newEntry(c *comm.Call) entry {
@@ -30,6 +34,7 @@ func newEntry(c *comm.Call) entry {
 		op:     c.Op,
 		dt:     c.DType,
 		reduce: c.Reduce,
+		listed: c.RecvCounts != nil,
 	}
 }
 

@@ -30,11 +30,9 @@ func (s *slot) agreeOnSums() error {
 // addSums makes a row of each array, of whole blocks.
 func (s *slot) addSums() {
 	p := &s.plan
-	p.block = fixedpoint.Block
-	p.unevenRows()
 	for i := range s.extras[0].sums {
-		blocks := (s.extras[0].sums[i].N + p.block - 1) / p.block
-		p.total += blocks * p.block
+		blocks := (s.extras[0].sums[i].N + fixedpoint.Block - 1) / fixedpoint.Block
+		p.total += blocks * fixedpoint.Block
 		p.ends = append(p.ends, p.total)
 	}
 }

@@ -286,6 +286,23 @@ func TestRanksTakeTheirRangesFirst(t *testing.T) {
 	}
 }
 
+// TestChangesOfASlotShareALine looks where the allocator has put the ring: what each collective changes in its slot is one
+// cache line, which is what travels between processors.
+func TestChangesOfASlotShareALine(t *testing.T) {
+	for _, ranks := range []int{1, 2, 16} {
+		w := newWorld(ranks, dedicated)
+		for i := range w.slots {
+			s := &w.slots[i]
+			line := hostmem.AddrOf(&s.missing) / lineBytes
+			assert.Equal(t, line, hostmem.AddrOf(&s.left)/lineBytes)
+			assert.Equal(t, line, hostmem.AddrOf(&s.plan)/lineBytes)
+			assert.Equal(t, line, hostmem.AddrOf(&s.plan.streaming)/lineBytes)
+			assert.NotEqual(t, line, hostmem.AddrOf(&s.calls)/lineBytes)
+			assert.NotEqual(t, line, (hostmem.AddrOf(&s.extras)+2*8)/lineBytes)
+		}
+	}
+}
+
 // TestOneRankTakesAll: the ranks of a world that has more of them than ranges come in any order, and one may do
 // everything.
 func TestOneRankTakesAll(t *testing.T) {
@@ -309,8 +326,8 @@ func TestLargerCollectivesHaveMoreChunks(t *testing.T) {
 		for _, element := range []int{1, 2, 4, 8} {
 			last := 0
 			for bytes := 8; bytes <= 64<<20; bytes *= 2 {
-				p := plan{size: element, block: blockBytes / element, total: bytes / element}
-				p.cut(ranks, ranks, ranks, inlineLimit(ranks, true))
+				p := plan{size: element, total: bytes / element}
+				p.cut(ranks, ranks, blockBytes/element, ranks, inlineLimit(ranks, true))
 				assert.GreaterOrEqual(t, p.chunks, last, "%d ranks, %d bytes", ranks, bytes)
 				assert.GreaterOrEqual(t, p.chunks*p.step, p.total)
 				if traffic := bytes * 2 * ranks; p.chunks > 1 {

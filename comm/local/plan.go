@@ -73,25 +73,28 @@ func partLength(ranks, bytes int) int {
 	return (lines + ranks - 1) / ranks * lineBytes
 }
 
+// planBytes is the size of a plan.
+const planBytes = 48 + sliceBytes
+
 // plan is how the work of a collective is cut. Work is a sequence of rows, one
 // after the other: elements that share their sources and destinations. Chunks
 // cut the whole sequence into equal parts.
 type plan struct {
 	size      int   // bytes per element
 	row       int   // elements per row, where all are equal
-	ends      []int // ends of the rows, where not; of the world, which runs one collective at a time
-	uneven    bool  // rows have different lengths
 	total     int   // elements
-	block     int   // elements that steps are a multiple of
 	step      int   // elements per chunk
 	chunks    int   // at most maxChunks
+	uneven    bool  // rows have different lengths
 	streaming bool  // stores bypass the caches
+	ends      []int // ends of the rows, if these are uneven; of the world, which runs one collective at a time
 }
 
-// unevenRows starts a list of rows of different lengths.
-func (p *plan) unevenRows() {
+// unevenRows starts a list of rows of different lengths, in memory for their ends.
+func (p *plan) unevenRows(memory []int) {
 	p.uneven = true
 	p.total = 0
+	p.ends = memory[:0]
 }
 
 func (p *plan) addRows(lengths []int) {
@@ -114,9 +117,9 @@ func inlineLimit(workers int, spins bool) int {
 	return inlineTraffic
 }
 
-// cut chooses the chunks for rows with that many sources and destinations. One rank does what is within the
-// inline limit.
-func (p *plan) cut(sources, destinations, workers, inline int) {
+// cut chooses the chunks, of whole blocks of elements, for rows with that many sources and destinations. One rank does
+// what is within the inline limit.
+func (p *plan) cut(sources, destinations, block, workers, inline int) {
 	bytes := p.total * p.size
 	p.streaming = bytes*destinations >= streamBytes
 	traffic := bytes * (sources + destinations)
@@ -132,7 +135,7 @@ func (p *plan) cut(sources, destinations, workers, inline int) {
 	chunks = (chunks + workers - 1) / workers * workers // nobody waits for the last one
 	chunks = min(chunks, maxChunks, traffic/leastChunkTraffic)
 	p.step = (p.total + chunks - 1) / chunks
-	p.step = (p.step + p.block - 1) / p.block * p.block
+	p.step = (p.step + block - 1) / block * block
 	p.chunks = (p.total + p.step - 1) / p.step
 }
 

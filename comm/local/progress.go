@@ -43,9 +43,7 @@ func (d *driver) start(seq uint64) {
 	case comm.OpSplit:
 		w.split(s)
 	default:
-		s.plan.ends = w.ends[:0]
-		s.prepare(w.workers, w.inline)
-		w.ends = s.plan.ends
+		s.prepare(w)
 		chunks := s.plan.chunks
 		if chunks > 1 {
 			s.left.Store(int32(chunks))

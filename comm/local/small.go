@@ -204,7 +204,6 @@ func (e *endpoint) judge() {
 	for r := range w.ranks {
 		if c := w.cell(seq, r); c.told.Load() == seq+1 {
 			s.calls[r] = c.entry
-			s.extras[r].set(&comm.Call{}, nil, nil)
 		}
 	}
 	if err := w.agree(s, seq); err != nil {

@@ -54,19 +54,20 @@ type cacheLine [128]byte
 // the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective, when all
 // ranks have come to it.
 type world struct {
-	size    int            // ranks
-	workers int            // ranks that can work at the same time
-	inline  int            // bytes that the last rank to arrive reads and writes alone; the work is cut beyond (plan.go)
-	seats   seats          // waiting ranks spin if these are dedicated
-	small   int            // bytes of allreduces that go through cells, at most; 0: no collectives do
-	ranks   []*endpoint    // by rank
-	run     string         // its name in flight records, also in worlds that were split from it
-	slots   [ringSize]slot // by the collective's number modulo ringSize
-	cells   [2][]cell      // of small collectives with even and odd numbers, by rank; nil if none are small
-	told    [2]addresses   // where the data of the cells is
-	parts   []part         // of the result of a small collective, by rank; nil if every rank makes it
-	memory  [][]byte       // where the data of cells and parts is
-	boxes   []mailbox      // by the rank that receives
+	slots [ringSize]slot // by the collective's number modulo ringSize
+
+	size    int          // ranks
+	workers int          // ranks that can work at the same time
+	inline  int          // bytes that the last rank to arrive reads and writes alone; the work is cut beyond (plan.go)
+	seats   seats        // waiting ranks spin if these are dedicated
+	small   int          // bytes of allreduces that go through cells, at most; 0: no collectives do
+	ranks   []*endpoint  // by rank
+	run     string       // its name in flight records, also in worlds that were split from it
+	cells   [2][]cell    // of small collectives with even and odd numbers, by rank; nil if none are small
+	told    [2]addresses // where the data of the cells is
+	parts   []part       // of the result of a small collective, by rank; nil if every rank makes it
+	memory  [][]byte     // where the data of cells and parts is
+	boxes   []mailbox    // by the rank that receives
 
 	_ cacheLine
 	// front is what waiting ranks look at.
@@ -90,16 +91,20 @@ type world struct {
 	judging  sync.Mutex   // held while calls are compared of which no collective starts
 }
 
-// slot is one collective of the ring.
+// slot is one collective of the ring. Its first cache line never changes, and its second one has all that changes with
+// each collective, but for the ends of uneven rows. They are lines of their own even if the world begins up to eight bytes
+// behind the beginning of a line, which is where Go's allocator has its header.
 type slot struct {
+	calls  []entry // what each rank calls (entry.go), by rank; set by it when it arrives
+	extras []extra // by rank, likewise
+	_      [lineBytes - 2*sliceBytes]byte
+
 	// missing counts the ranks that have not arrived, plus one until the
 	// preceding collective is done. It is 0 while the collective runs.
 	missing atomic.Int32
 	left    atomic.Int32 // chunks that are not done
 	plan    plan         // how the work is cut (plan.go); set by the last rank to arrive
-	calls   []entry      // what each rank calls (entry.go), by rank; set by it when it arrives
-	extras  []extra      // by rank, likewise
-	_       cacheLine
+	_       [3*lineBytes - 2*4 - planBytes]byte
 }
 
 // cellRanks bounds the worlds that have cells, as every rank reads every other's. And
