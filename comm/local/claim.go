@@ -4,8 +4,8 @@ import "sync/atomic"
 
 // claim says which chunks of the running collective nobody has taken. They are in ranges, as many as ranks can work at
 // the same time. A rank takes the chunks of its own range first, so that ranks that come together do not wait for one
-// cache line, and each works on a part of the buffers that its caches may still have. Then it takes those of others,
-// who may be computing.
+// cache line, and each works on a part of the buffers that its caches may still have. After some looks in vain it takes
+// those of others, who may be computing.
 //
 // Between 8 goroutines, an allreduce of 128 KiB takes 0.6 of the time that it takes if all ranks take chunks
 // from the two ends of one range (lab/results/host/goroutines-take-chunks.csv).
@@ -39,18 +39,23 @@ func (c *claim) offer(seq uint64, n int) { c.offered.Store((seq+1)<<chunkBits | 
 // last returns the last offer.
 func (c *claim) last() offer { return offer(c.offered.Load()) }
 
-// take claims a chunk of an offer. If there is none, all of that offer's are taken, for good.
-func (c *claim) take(o offer, rank int) (chunk int, ok bool) {
-	ranges := len(c.ranges)
-	for i := range ranges {
-		r := (rank + i) % ranges
-		begin := r * o.chunks() / ranges
-		end := (r + 1) * o.chunks() / ranges
-		if begin == end {
-			continue
+// take claims a chunk of an offer in one of that many ranges, the rank's first. If there is none, all chunks of these are
+// taken, for good.
+func (c *claim) take(o offer, rank, ranges int) (chunk int, ok bool) {
+	count := len(c.ranges)
+	length := (o.chunks() + count - 1) / count
+	r := rank % count
+	for range ranges {
+		begin := r * length
+		end := min(begin+length, o.chunks())
+		if begin < end {
+			if chunk, ok := c.ranges[r].take(o.number(), begin, end); ok {
+				return chunk, true
+			}
 		}
-		if chunk, ok := c.ranges[r].take(o.number(), begin, end); ok {
-			return chunk, true
+		r++
+		if r == count {
+			r = 0
 		}
 	}
 	return 0, false

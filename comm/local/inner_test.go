@@ -90,7 +90,7 @@ func TestSmallLeavesBuffersOfWhoKnows(t *testing.T) {
 func spelled(h *habit, until time.Duration, shares bool) (yields, sleeps int) {
 	const look = 10 * time.Nanosecond
 	var passed time.Duration
-	clock := func() time.Time { return time.Unix(0, 0).Add(passed) }
+	clock := func() time.Duration { return passed }
 	s := h.begin()
 	for {
 		if passed >= until {
@@ -218,7 +218,7 @@ func TestSpinEndsWithoutAClock(t *testing.T) {
 	h := newHabit()
 	h.total.Store(int64(maxSpin))
 	s := h.begin()
-	for steps := 0; s.next(func() time.Time { return time.Unix(1, 0) }) != goToSleep; steps++ {
+	for steps := 0; s.next(func() time.Duration { return time.Second }) != goToSleep; steps++ {
 		require.Less(t, steps, 2*int(maxSpin/lookTime))
 	}
 }
@@ -243,10 +243,10 @@ func TestClaimHandsOutEachChunkOnce(t *testing.T) {
 			takers.Go(func() {
 				for more := true; more; {
 					if r < 2 && seq > 0 {
-						chunk, ok := c.take(before, r)
+						chunk, ok := c.take(before, r, ranks)
 						assert.False(t, ok, "chunk %d of offer %d after offer %d", chunk, seq-1, seq)
 					}
-					chunk, ok := c.take(last, r)
+					chunk, ok := c.take(last, r, ranks)
 					if ok {
 						taken[chunk].Add(1)
 					}
@@ -273,16 +273,32 @@ func TestRanksTakeTheirRangesFirst(t *testing.T) {
 		taken := map[int][]int{}
 		for range chunks / 2 { // of two ranks in turn
 			for _, r := range []int{1, 2} {
-				chunk, ok := c.take(c.last(), r)
+				chunk, ok := c.take(c.last(), r, ranks)
 				require.True(t, ok)
 				taken[r] = append(taken[r], chunk)
 			}
 		}
 		assert.Equal(t, map[int][]int{1: {2, 3, 6, 0}, 2: {4, 5, 7, 1}}, taken)
 		for r := range ranks {
-			_, ok := c.take(c.last(), r)
+			_, ok := c.take(c.last(), r, ranks)
 			assert.False(t, ok, "rank %d", r)
 		}
+	}
+}
+
+// TestRanksLeaveOtherRanges: a rank that looks in one range takes its own chunks, and none besides.
+func TestRanksLeaveOtherRanges(t *testing.T) {
+	const ranks = 3
+	c := newClaim(ranks)
+	c.offer(0, 2*ranks)
+	for r := range ranks {
+		for _, want := range []int{2 * r, 2*r + 1} {
+			chunk, ok := c.take(c.last(), r, 1)
+			assert.True(t, ok)
+			assert.Equal(t, want, chunk)
+		}
+		_, ok := c.take(c.last(), r, 1)
+		assert.False(t, ok, "rank %d", r)
 	}
 }
 
@@ -303,6 +319,33 @@ func TestChangesOfASlotShareALine(t *testing.T) {
 	}
 }
 
+// TestCanceledBehindChunks cancels a rank that has not looked yet whether chunks are left of the collective before.
+func TestCanceledBehindChunks(t *testing.T) {
+	const n = 1 << 16
+	comms, _, _ := tellingWorld(t)
+	long := [2][]int32{make([]int32, n), make([]int32, n)}
+	call := func(r int) error {
+		a := hostmem.Addr(hostmem.Bytes(long[r]))
+		return comms[r].AllReduce(a, a, n, dtype.I32, comm.Sum)
+	}
+	require.NoError(t, call(0))
+	require.NoError(t, call(1))
+	require.NoError(t, comms[0].Sync(t.Context()))
+	e := comms[0].(*communicator).e
+	require.True(t, e.mayHelp(), "rank 0, which has done the last chunk, does not know that")
+	require.NoError(t, call(0))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- comms[0].Sync(ctx) }()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, comm.ErrCanceled)
+	case <-time.After(time.Minute):
+		require.Fail(t, "rank 0 waits on")
+	}
+}
+
 // TestOneRankTakesAll: the ranks of a world that has more of them than ranges come in any order, and one may do
 // everything.
 func TestOneRankTakesAll(t *testing.T) {
@@ -311,7 +354,7 @@ func TestOneRankTakesAll(t *testing.T) {
 			c := newClaim(ranges)
 			c.offer(0, 5)
 			var taken []int
-			for chunk, ok := c.take(c.last(), rank); ok; chunk, ok = c.take(c.last(), rank) {
+			for chunk, ok := c.take(c.last(), rank, ranges); ok; chunk, ok = c.take(c.last(), rank, ranges) {
 				taken = append(taken, chunk)
 			}
 			assert.ElementsMatch(t, []int{0, 1, 2, 3, 4}, taken, "rank %d, %d ranges", rank, ranges)

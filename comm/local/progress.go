@@ -131,17 +131,20 @@ func (e *endpoint) finishTold() bool {
 	return done
 }
 
-// help does one piece of work that is waiting for somebody, if there is any.
-func (e *endpoint) help() bool {
+// help does one piece of work that is waiting for somebody, if there is any. It looks for chunks of collectives in that
+// many ranges.
+func (e *endpoint) help(ranges int) bool {
 	w := e.world
 	last := w.front.claim.last()
 	if e.exhausted.Load() != uint64(last) {
-		chunk, ok := w.front.claim.take(last, e.rank)
+		chunk, ok := w.front.claim.take(last, e.rank, ranges)
 		if ok {
 			e.helpCollective(w.slot(last.seq()), chunk)
 			return true
 		}
-		e.exhausted.Store(uint64(last))
+		if ranges == w.workers {
+			e.exhausted.Store(uint64(last))
+		}
 	}
 	return w.front.jobs.Load() > 0 && e.helpMessage()
 }
@@ -191,7 +194,7 @@ func (e *endpoint) drain() {
 		if !running && w.copying.Load() == 0 {
 			return
 		}
-		if !running || !e.help() {
+		if !running || !e.help(w.workers) {
 			runtime.Gosched()
 		}
 	}

@@ -28,6 +28,12 @@ const clockLooks = 16
 // comes first.
 const lookTime = 5 * time.Nanosecond
 
+// start is when the clock of waits was 0.
+var start = time.Now()
+
+// clock is one reading of a clock, where [time.Now] is two.
+func clock() time.Duration { return time.Since(start) }
+
 // habit is how the waits of a rank spin, in nanoseconds. It follows how they ended. Several goroutines may use it.
 type habit struct {
 	slice atomic.Int64 // before goroutines that share the processor run; from there on after twice the time
@@ -46,10 +52,10 @@ func (h *habit) begin() spell {
 // learn takes account of a wait that has ended.
 func (h *habit) learn(s *spell) {
 	total := time.Duration(h.total.Load())
-	if total == 0 || !s.looked || s.began.IsZero() && !s.spinning {
+	if total == 0 || !s.looked || s.clocks == 0 && !s.spinning {
 		return
 	}
-	waited := s.last.Sub(s.began)
+	waited := s.last - s.began
 	slice := time.Duration(h.slice.Load())
 	switch {
 	case s.yielded:
@@ -85,8 +91,8 @@ type spell struct {
 	total    time.Duration // of spinning
 	clocks   int           // looks at the clock
 	yields   int           // after spinning
-	began    time.Time     // the first look at the clock; zero before
-	last     time.Time     // the last one; zero before
+	began    time.Duration // the clock at the first look at it; 0 before
+	last     time.Duration // at the last one; 0 before
 }
 
 // step is what a wait does next.
@@ -99,7 +105,7 @@ const (
 )
 
 // next returns what to do after a look in vain.
-func (s *spell) next(clock func() time.Time) step {
+func (s *spell) next(clock func() time.Duration) step {
 	s.looked = true
 	s.yielded = false
 	if s.left--; s.left > 0 {
@@ -109,7 +115,7 @@ func (s *spell) next(clock func() time.Time) step {
 }
 
 // pause is next after looks without a pause.
-func (s *spell) pause(clock func() time.Time) step {
+func (s *spell) pause(clock func() time.Duration) step {
 	s.left = clockLooks
 	if s.spinning {
 		return s.spin(clock())
@@ -124,13 +130,13 @@ func (s *spell) pause(clock func() time.Time) step {
 }
 
 // spin is pause before the first yields.
-func (s *spell) spin(now time.Time) step {
-	if s.began.IsZero() {
+func (s *spell) spin(now time.Duration) step {
+	if s.clocks == 0 {
 		s.began = now
 	}
 	s.last = now
 	s.clocks++
-	spun := now.Sub(s.began)
+	spun := now - s.began
 	switch {
 	case spun >= s.total || s.clocks >= int(s.total/(clockLooks*lookTime)):
 		s.spinning = false
@@ -143,8 +149,12 @@ func (s *spell) spin(now time.Time) step {
 	return lookAgain
 }
 
+// early reports whether the rank has begun to spin, and has not looked at the clock.
+func (s *spell) early() bool { return s.spinning && s.clocks == 0 }
+
 // stop has the wait sleep next.
 func (s *spell) stop() {
+	s.looked = true
 	s.spinning = false
 	s.left = 1
 	s.yields = yieldLooks

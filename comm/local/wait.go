@@ -3,7 +3,6 @@ package local
 import (
 	"context"
 	"runtime"
-	"time"
 
 	"github.com/tutti-go/tutti/comm/backend"
 )
@@ -52,7 +51,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 		if f := w.failure.Load(); f != nil {
 			return e.failedWith(f)
 		}
-		if e.help() {
+		if e.help(w.ranges(&s)) {
 			e.habit.learn(&s) // ranks come to a collective one after the other: a wait for its chunks is one for peers
 			s = e.habit.begin()
 			continue
@@ -60,8 +59,9 @@ func (e *endpoint) wait(ctx context.Context) error {
 		// Ranks in step never come to sleep, where they would hear that the context has ended.
 		if !s.looked && ctx.Err() != nil {
 			s.stop()
+			continue // to help with all chunks before
 		}
-		switch s.next(time.Now) {
+		switch s.next(clock) {
 		case letOthersRun:
 			runtime.Gosched()
 		case goToSleep:
@@ -72,11 +72,20 @@ func (e *endpoint) wait(ctx context.Context) error {
 				err = e.inFlight().Error(ctx)
 				w.abort(e, err, err)
 			}
-			s.last = time.Now()
+			s.last = clock()
 			e.habit.learn(&s)
 			s = e.habit.begin()
 		}
 	}
+}
+
+// ranges returns in how many ranges of chunks a rank looks for one. At first it leaves those of others to them: whoever
+// reads where a peer takes its chunks has that peer wait for the cache line when it takes the next one.
+func (w *world) ranges(s *spell) int {
+	if s.early() {
+		return 1
+	}
+	return w.workers
 }
 
 // failedWith ends a wait in a world that has failed: with success if the call that is waited for is complete,
