@@ -302,11 +302,14 @@ func TestRanksLeaveOtherRanges(t *testing.T) {
 	}
 }
 
-// TestChangesOfASlotShareALine looks where the allocator has put the ring: what each collective changes in its slot is one
-// cache line, which is what travels between processors.
-func TestChangesOfASlotShareALine(t *testing.T) {
+// TestChangesShareALine looks where the allocator has put a world: what each collective changes in its slot is one cache
+// line, which is what travels between processors, and what waiting ranks look at is another.
+func TestChangesShareALine(t *testing.T) {
 	for _, ranks := range []int{1, 2, 16} {
 		w := newWorld(ranks, dedicated)
+		front := hostmem.AddrOf(&w.front.completed) / lineBytes
+		assert.Equal(t, front, hostmem.AddrOf(&w.front.claim.offered)/lineBytes)
+		assert.Equal(t, front, hostmem.AddrOf(&w.front.jobs)/lineBytes)
 		for i := range w.slots {
 			s := &w.slots[i]
 			line := hostmem.AddrOf(&s.missing) / lineBytes

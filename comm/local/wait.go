@@ -79,10 +79,11 @@ func (e *endpoint) wait(ctx context.Context) error {
 	}
 }
 
-// ranges returns in how many ranges of chunks a rank looks for one. At first it leaves those of others to them: whoever
-// reads where a peer takes its chunks has that peer wait for the cache line when it takes the next one.
+// ranges returns in how many ranges of chunks a rank looks for one. One of two ranks leaves the other's to it at first:
+// whoever reads where a peer takes its chunks has that peer wait for the cache line when it takes the next one. More ranks
+// do not come at the same time, so that it is worth more that those who are early take the chunks of those who are late.
 func (w *world) ranges(s *spell) int {
-	if s.early() {
+	if w.workers == 2 && s.early() {
 		return 1
 	}
 	return w.workers

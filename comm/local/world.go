@@ -52,9 +52,17 @@ type cacheLine [128]byte
 
 // world is the state that the ranks of one communicator share. Fields without a lock or an atomic type are set before
 // the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective, when all
-// ranks have come to it.
+// ranks have come to it. Slots and front come first, at the beginning of cache lines.
 type world struct {
 	slots [ringSize]slot // by the collective's number modulo ringSize
+
+	// front is what waiting ranks look at.
+	front struct {
+		completed atomic.Uint64 // number of collectives that are done
+		claim     claim         // hands out the chunks of the running one (claim.go)
+		jobs      atomic.Int32  // messages with chunks to copy
+	}
+	_ cacheLine
 
 	size    int          // ranks
 	workers int          // ranks that can work at the same time
@@ -69,14 +77,6 @@ type world struct {
 	memory  [][]byte     // where the data of cells and parts is
 	boxes   []mailbox    // by the rank that receives
 
-	_ cacheLine
-	// front is what waiting ranks look at.
-	front struct {
-		completed atomic.Uint64 // number of collectives that are done
-		claim     claim         // hands out the chunks of the running one (claim.go)
-		jobs      atomic.Int32  // messages with chunks to copy
-	}
-	_ cacheLine
 	// Rarely written, often read.
 	failure  atomic.Pointer[failure]
 	left     atomic.Int32 // ranks that closed their communicator
