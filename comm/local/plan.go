@@ -7,11 +7,9 @@ const (
 	// collective is done by the last rank to arrive: handing a part of it to
 	// another core would take longer.
 	inlineTraffic = 64 << 10
-	// spinningInlineTraffic is that among more than two ranks that spin. They take chunks at once, and the
-	// last one would wait for lines from the caches of all others.
+	// spinningInlineTraffic is that among ranks that spin. They take chunks at once, and the last one would wait
+	// for lines from the caches of all others.
 	spinningInlineTraffic = 16 << 10
-	// pairInlineTraffic is the same for two ranks that spin.
-	pairInlineTraffic = 8 << 10
 	// leastChunkTraffic is what is worth taking by one of these.
 	leastChunkTraffic = 8 << 10
 	// chunkTraffic is the number of bytes read and written by one chunk: small
@@ -32,7 +30,7 @@ const (
 // Up to smallBytes allreduces go through cells. Two ranks take less for longer ones through the ring, where the result
 // is copied by nobody, and so do up to eight ranks. More of them wait for each other at its counters.
 const (
-	pairSmallBytes = 256
+	pairSmallBytes = 128
 	fewSmallBytes  = 8 << 10
 	fewRanks       = 8
 	manySmallBytes = 32 << 10
@@ -109,8 +107,6 @@ func inlineLimit(workers int, spins bool) int {
 	switch {
 	case workers == 1:
 		return chunkTraffic
-	case workers == 2 && spins:
-		return pairInlineTraffic
 	case spins:
 		return spinningInlineTraffic
 	}
