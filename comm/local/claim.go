@@ -44,7 +44,10 @@ func (c *claim) last() offer { return offer(c.offered.Load()) }
 func (c *claim) take(o offer, rank, ranges int) (chunk int, ok bool) {
 	count := len(c.ranges)
 	length := (o.chunks() + count - 1) / count
-	r := rank % count
+	r := rank
+	if r >= count {
+		r %= count // a division that a rank for each range does without
+	}
 	for range ranges {
 		begin := r * length
 		end := min(begin+length, o.chunks())

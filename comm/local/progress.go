@@ -131,16 +131,29 @@ func (e *endpoint) finishTold() bool {
 	return done
 }
 
-// help does one piece of work that is waiting for somebody, if there is any. It looks for chunks of collectives in that
-// many ranges.
-func (e *endpoint) help(ranges int) bool {
+// ranges returns in how many ranges of chunks a rank looks for one. One of two ranks leaves the other's to it at first:
+// whoever reads where a peer takes its chunks has that peer wait for the cache line when it takes the next one. More
+// ranks do not come at the same time: it pays that those who are early take the chunks of those who are late.
+func (w *world) ranges(s *spell) int {
+	if w.workers == 2 && s.early() {
+		return 1
+	}
+	return w.workers
+}
+
+// help does one piece of work that is waiting for somebody, if there is any.
+func (e *endpoint) help(s *spell) bool {
 	w := e.world
 	last := w.front.claim.last()
 	if e.exhausted.Load() != uint64(last) {
-		chunk, ok := w.front.claim.take(last, e.rank, ranges)
-		if ok {
-			e.helpCollective(w.slot(last.seq()), chunk)
-			return true
+		ranges := w.ranges(s)
+		if ranges > 1 || s.vain != last {
+			chunk, ok := w.front.claim.take(last, e.rank, ranges)
+			if ok {
+				e.helpCollective(w.slot(last.seq()), chunk)
+				return true
+			}
+			s.vain = last
 		}
 		if ranges == w.workers {
 			e.exhausted.Store(uint64(last))
@@ -194,7 +207,7 @@ func (e *endpoint) drain() {
 		if !running && w.copying.Load() == 0 {
 			return
 		}
-		if !running || !e.help(w.workers) {
+		if !running || !e.help(&spell{}) {
 			runtime.Gosched()
 		}
 	}

@@ -91,6 +91,7 @@ type spell struct {
 	total    time.Duration // of spinning
 	clocks   int           // looks at the clock
 	yields   int           // after spinning
+	vain     offer         // the last one of which the rank's range had no chunks left; 0 before
 	began    time.Duration // the clock at the first look at it; 0 before
 	last     time.Duration // at the last one; 0 before
 }

@@ -51,7 +51,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 		if f := w.failure.Load(); f != nil {
 			return e.failedWith(f)
 		}
-		if e.help(w.ranges(&s)) {
+		if e.help(&s) {
 			e.habit.learn(&s) // ranks come to a collective one after the other: a wait for its chunks is one for peers
 			s = e.habit.begin()
 			continue
@@ -77,16 +77,6 @@ func (e *endpoint) wait(ctx context.Context) error {
 			s = e.habit.begin()
 		}
 	}
-}
-
-// ranges returns in how many ranges of chunks a rank looks for one. One of two ranks leaves the other's to it at first:
-// whoever reads where a peer takes its chunks has that peer wait for the cache line when it takes the next one. More ranks
-// do not come at the same time, so that it is worth more that those who are early take the chunks of those who are late.
-func (w *world) ranges(s *spell) int {
-	if w.workers == 2 && s.early() {
-		return 1
-	}
-	return w.workers
 }
 
 // failedWith ends a wait in a world that has failed: with success if the call that is waited for is complete,
