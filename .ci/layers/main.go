@@ -39,7 +39,7 @@ var layers = []struct{ importer, may string }{
 	{"comm/checked", "comm comm/backend runtime"},
 	{"comm/metered", "comm comm/backend runtime/kernel"},
 	{"comm/record", "comm comm/backend runtime"},
-	{"comm/staged", "comm comm/backend runtime"},
+	{"comm/staged", "comm comm/backend runtime runtime/kernel"},
 	{"comm/instrument", "comm comm/checked comm/record runtime"},
 	{"comm/record/recordhttp", "comm comm/record comm/instrument"},
 	{"comm/store", "comm"},

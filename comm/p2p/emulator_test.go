@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/cc"
+	"github.com/tutti-go/tutti/internal/elements"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -68,8 +69,8 @@ func namedKernels() (k kernelSet, names map[*function]string) {
 	}
 	for _, dt := range dtype.All() {
 		for family, name := range familyNames {
-			if e := elements[dt]; e.words || family >= kernelReduce {
-				k.byType[family][dt] = add(name + "_" + e.name)
+			if exists(dt, family) {
+				k.byType[family][dt] = add(name + "_" + elements.Name(dt))
 			}
 		}
 	}
@@ -375,15 +376,15 @@ func sharedConstants() string {
 		"sentinel32::size":       packBytes,
 		"sentinel64::size":       packBytes,
 		"tagged::size":           2 * packBytes,
-		"sum":                    reduceSum,
-		"product":                reduceProduct,
-		"minimum":                reduceMinimum,
-		"maximum":                reduceMaximum,
-		"average":                reduceAverage,
-		"signed_minimum":         reduceSignedMinimum,
-		"signed_maximum":         reduceSignedMaximum,
-		"any":                    reduceAny,
-		"::all":                  reduceAll,
+		"sum":                    elements.Sum,
+		"product":                elements.Product,
+		"minimum":                elements.Minimum,
+		"maximum":                elements.Maximum,
+		"average":                elements.Average,
+		"signed_minimum":         elements.SignedMinimum,
+		"signed_maximum":         elements.SignedMaximum,
+		"any":                    elements.Any,
+		"::all":                  elements.All,
 		"grad_none":              gradNone,
 		"grad_f32":               gradF32,
 		"grad_f16":               gradF16,

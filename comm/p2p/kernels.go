@@ -4,6 +4,7 @@ import (
 	_ "embed"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/elements"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -24,9 +25,12 @@ const (
 
 var familyNames = [kernelFamilies]string{"pair", "add", "twice", "reduce", "ring"}
 
-// exists reports whether a family has a kernel for an element.
-func (e element) exists(family int) bool {
-	return e.words || family >= kernelReduce
+// types is the number of element types, and of dtype.Invalid.
+const types = int(dtype.Bool) + 1
+
+// exists reports whether a family has a kernel for a type.
+func exists(dt dtype.DType, family int) bool {
+	return words(dt) || family >= kernelReduce
 }
 
 // function is an entry point of the PTX.
@@ -37,14 +41,14 @@ type function struct {
 
 // kernelSet is all kernels.
 type kernelSet struct {
-	byType   [kernelFamilies][len(elements)]*function // by dtype.DType; nil where there is none
-	move     *function                                // of collectives that only move data, over the tagged wire
-	moveRing *function                                // of the same, over rings
-	leave    *function                                // tells the peers that this rank aborts
-	i8       pieces                                   // allreduces of values rounded to i8
-	fp8      pieces                                   // allreduces of values rounded to FP8E4M3
-	post     *function                                // writes a list to the peers
-	receive  *function                                // receives lists that post has written
+	byType   [kernelFamilies][types]*function // by dtype.DType; nil where there is none
+	move     *function                        // of collectives that only move data, over the tagged wire
+	moveRing *function                        // of the same, over rings
+	leave    *function                        // tells the peers that this rank aborts
+	i8       pieces                           // allreduces of values rounded to i8
+	fp8      pieces                           // allreduces of values rounded to FP8E4M3
+	post     *function                        // writes a list to the peers
+	receive  *function                        // receives lists that post has written
 }
 
 // pieces are the kernels of an allreduce.
@@ -65,11 +69,10 @@ func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 		return found[name]
 	}
 	for _, dt := range dtype.All() {
-		e := elements[dt]
 		for family, name := range familyNames {
-			if e.exists(family) {
+			if exists(dt, family) {
 				// Kernels for small messages start early.
-				k.byType[family][dt] = find(name+"_"+e.name, family <= kernelAdd)
+				k.byType[family][dt] = find(name+"_"+elements.Name(dt), family <= kernelAdd)
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func classOf(x *comm.Call) (class, bool) {
 		if oneByte {
 			return wholeBytes, true
 		}
-		if x.DType.Valid() && elements[x.DType].words && sums(x.Reduce) {
+		if x.DType.Valid() && words(x.DType) && sums(x.Reduce) {
 			return wholeSums, true
 		}
 		return wholeGeneral, true
@@ -124,7 +124,7 @@ type offloadTable struct {
 }
 
 // reductionSet has a bit for each reduction of a type.
-type reductionSet [len(elements)]uint8
+type reductionSet [types]uint8
 
 func (s *reductionSet) add(dt dtype.DType, op comm.ReduceOp) {
 	s[dt] |= 1 << op

@@ -57,7 +57,7 @@ type callParameters struct {
 	total      uint64  // of all pieces
 	sendStride uint64  // bytes from one piece to the next; 0: all ranks get the same piece
 	recvStride uint64  // bytes from one piece to the next
-	reduction  uint32  // as reductionOf numbers it; 0 if data only moves
+	reduction  uint32  // as package elements numbers it; 0 if data only moves
 	root       uint32  // noRank: none
 	operation  uint32  // a comm.Op, for errors
 	keeper     uint32  // the only rank that stores the result; noRank: all do
@@ -116,65 +116,13 @@ func gradTypeOf(dt dtype.DType) uint32 {
 	return gradNone
 }
 
-// element is an element type in the kernels.
-type element struct {
-	name   string // in kernels' names
-	signed bool   // an integer with a sign; false for floats, which separate kernels reduce
-	words  bool   // uses the sentinel wire, which reserves one value
-}
-
-var elements = [...]element{
-	dtype.F64:     {"f64", false, true},
-	dtype.F32:     {"f32", false, true},
-	dtype.F16:     {"f16", false, true},
-	dtype.BF16:    {"bf16", false, true},
-	dtype.FP8E4M3: {"e4m3", false, false},
-	dtype.FP8E5M2: {"e5m2", false, false},
-	dtype.I64:     {"i64", true, false},
-	dtype.U64:     {"i64", false, false},
-	dtype.I32:     {"i32", true, false},
-	dtype.U32:     {"i32", false, false},
-	dtype.I16:     {"i16", true, false},
-	dtype.U16:     {"i16", false, false},
-	dtype.I8:      {"i8", true, false},
-	dtype.U8:      {"i8", false, false},
-	dtype.Bool:    {"i8", false, false},
-}
-
-// The kernels' enum reduction.
-const (
-	reduceSum = iota
-	reduceProduct
-	reduceMinimum
-	reduceMaximum
-	reduceAverage
-	reduceSignedMinimum
-	reduceSignedMaximum
-	reduceAny
-	reduceAll
-)
-
-var reductionCodes = [...]uint32{
-	comm.Sum:  reduceSum,
-	comm.Prod: reduceProduct,
-	comm.Min:  reduceMinimum,
-	comm.Max:  reduceMaximum,
-	comm.Avg:  reduceAverage,
-}
-
-// reductionOf returns the kernels' number of a reduction.
-func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
-	switch {
-	case dt == dtype.Bool && (op == comm.Sum || op == comm.Max):
-		return reduceAny
-	case dt == dtype.Bool:
-		return reduceAll
-	case elements[dt].signed && op == comm.Min:
-		return reduceSignedMinimum
-	case elements[dt].signed && op == comm.Max:
-		return reduceSignedMaximum
+// words reports whether elements of a type use the sentinel wire, which reserves one value.
+func words(dt dtype.DType) bool {
+	switch dt {
+	case dtype.F64, dtype.F32, dtype.F16, dtype.BF16:
+		return true
 	}
-	return reductionCodes[op]
+	return false
 }
 
 // sums reports whether a reduction is a sum or an average, which have separate kernels.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/elements"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
@@ -50,7 +51,7 @@ func (p *planner) allReduce(x *comm.Call) plan {
 	if x.Op == comm.OpReduce {
 		c.keeper = uint32(x.Peer)
 	}
-	c.reduction = reductionOf(x.DType, x.Reduce)
+	c.reduction = elements.Code(x.DType, x.Reduce)
 	if p.ranks == 1 && x.DType != dtype.Bool {
 		return p.move(c) // as plain bits
 	}
@@ -67,7 +68,7 @@ func (p *planner) allReduce(x *comm.Call) plan {
 	c.recvStride = c.bytes
 	allShare := packs > share*(p.ranks-1) // every rank has a share to reduce
 	room := 2*(p.ranks-1)*share*packBytes <= p.words
-	if allShare && room && elements[x.DType].words && bytes <= p.twoSteps && c.forAll() {
+	if allShare && room && words(x.DType) && bytes <= p.twoSteps && c.forAll() {
 		return p.oneRound(p.kernels.byType[kernelTwice][x.DType], share, c)
 	}
 	return p.inRings(ring, share, c)
@@ -79,7 +80,7 @@ func (p *planner) reduceScatter(x *comm.Call) plan {
 	}
 	packs := packsOf(x.Bytes())
 	c := parametersOf(x, comm.OpReduceScatter)
-	c.reduction = reductionOf(x.DType, x.Reduce)
+	c.reduction = elements.Code(x.DType, x.Reduce)
 	c.total = c.bytes * uint64(p.ranks)
 	c.sendStride = c.bytes
 	if p.fits(x.DType, packs) {
@@ -129,7 +130,7 @@ func parametersOf(x *comm.Call, op comm.Op) callParameters {
 
 // fits reports whether pieces with this number of packs fit a place of the wire of a type.
 func (p *planner) fits(dt dtype.DType, packs int) bool {
-	if elements[dt].words {
+	if words(dt) {
 		return (p.ranks-1)*packs*packBytes <= p.words
 	}
 	return (p.ranks-1)*packs*2*packBytes <= p.tagged
@@ -138,7 +139,7 @@ func (p *planner) fits(dt dtype.DType, packs int) bool {
 // reduce plans a reduction in one step.
 func (p *planner) reduce(x *comm.Call, packs int, c callParameters) plan {
 	family := kernelReduce
-	if elements[x.DType].words && sums(x.Reduce) && c.isAligned() && c.forAll() {
+	if words(x.DType) && sums(x.Reduce) && c.isAligned() && c.forAll() {
 		family = kernelAdd
 		if p.ranks == 2 {
 			family = kernelPair

@@ -62,7 +62,7 @@ func TestPlans(t *testing.T) {
 				require.Positive(t, l.blocks*l.width, "%v", x)
 				packs := uint64(packsOf(int(l.call.bytes)))
 				peers := uint64(ranks - 1)
-				words := elements[x.dt].words
+				worded := words(x.dt)
 				switch name := names[l.kernel]; name {
 				case "ring", "move_ring":
 					require.Equal(t, name, names[off.kernel], "%v", x)
@@ -78,11 +78,11 @@ func TestPlans(t *testing.T) {
 					require.LessOrEqual(t, peers*(packs+1)*2*packBytes, at.taggedSize, "%v", x)
 				case "pair", "add":
 					require.Equal(t, "reduce", names[off.kernel], "%v", x)
-					require.True(t, words && sums(x.op) && (name == "pair") == (ranks == 2), "%v", x)
+					require.True(t, worded && sums(x.op) && (name == "pair") == (ranks == 2), "%v", x)
 					require.LessOrEqual(t, peers*packs*packBytes, at.wordsSize, "%v", x)
 				case "reduce":
 					require.Equal(t, name, names[off.kernel], "%v", x)
-					if words {
+					if worded {
 						require.LessOrEqual(t, peers*packs*packBytes, at.wordsSize, "%v", x)
 					} else {
 						require.LessOrEqual(t, peers*packs*2*packBytes, at.taggedSize, "%v", x)

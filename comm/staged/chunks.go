@@ -48,24 +48,33 @@ func (s *stage) workInChunks(call, staged *comm.Call) error {
 	return err
 }
 
-// agree compares the numbers of elements of all ranks: those of chunks say less.
+// agree compares the numbers of elements of all ranks: those of chunks say less. No rank goes on before all have come.
 func (s *stage) agree(call *comm.Call) error {
-	ranks := s.base.WorldSize()
-	numbers := hostmem.Slice[int64](s.memory+uintptr(s.counts), 1+ranks)
-	numbers[ranks] = int64(call.Count)
-	all := hostmem.Addr(numbers)
-	if err := s.base.AllGather(all+uintptr(countBytes*ranks), all, 1, dtype.I64); err != nil {
+	counts, err := s.exchange(int64(call.Count))
+	if err != nil {
 		return err
 	}
-	if err := s.base.Sync(context.Background()); err != nil { // Leave ends it
-		return err
-	}
-	for rank, n := range numbers[:ranks] {
+	for rank, n := range counts {
 		if n != int64(call.Count) {
 			return fmt.Errorf("%w: %v of %d elements, rank %d has %d", comm.ErrMismatch, call.Op, call.Count, rank, n)
 		}
 	}
 	return nil
+}
+
+// exchange returns the numbers of all ranks, valid until the next exchange. There is room for them (growAround).
+func (s *stage) exchange(number int64) ([]int64, error) {
+	ranks := s.base.WorldSize()
+	numbers := hostmem.Slice[int64](s.memory+uintptr(s.counts), 1+ranks)
+	numbers[ranks] = number
+	all := hostmem.Addr(numbers)
+	if err := s.base.AllGather(all+uintptr(countBytes*ranks), all, 1, dtype.I64); err != nil {
+		return nil, err
+	}
+	if err := s.base.Sync(context.Background()); err != nil { // Leave ends it
+		return nil, err
+	}
+	return numbers[:ranks], nil
 }
 
 // pipeline is a call that is done in chunks.

@@ -20,6 +20,9 @@ import (
 // the communication of other chunks. The result is for links much slower than the copies, such as between hosts, and
 // for small messages. Calls run one at a time ([backend.NewSerial]).
 //
+// If all ranks share memory ([backend.MemorySharer]) and all devices access it ([kernel.WindowOpener]), an allreduce
+// of at least 1 MiB goes from device to device through that memory, and devices reduce it. The bits are the same.
+//
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.
 //
@@ -72,8 +75,11 @@ type stage struct {
 	memory  uintptr     // of host, or pinned, for the calls of a group; 0 for none; guarded by working
 	pinned  []byte      // memory if the device has pinned it; guarded by working
 	bytes   int         // of memory; guarded by working
-	counts  int         // offset in memory of what ranks tell each other of a call in chunks; guarded by working
+	counts  int         // offset in memory of what ranks tell each other of a long call; guarded by working
 	calls   []comm.Call // the same calls there; guarded by working
+
+	windowState windowState // of window; guarded by working
+	window      window      // zero unless windowState is windowOpen; guarded by working
 }
 
 // Work implements [backend.Worker].
@@ -82,6 +88,15 @@ func (s *stage) Work(calls []comm.Call) error {
 	defer s.working.Unlock()
 	if s.left {
 		return comm.ErrClosed
+	}
+	if len(calls) == 1 && s.fitsWindow(&calls[0]) {
+		open, err := s.hasWindow()
+		if err != nil {
+			return err
+		}
+		if open {
+			return s.workInWindow(&calls[0])
+		}
 	}
 	if err := s.place(calls); err != nil {
 		return err
@@ -151,8 +166,7 @@ func (s *stage) place(calls []comm.Call) error {
 		}
 		staged.Recv, total = s.reserve(&calls[i], calls[i].Recv, (*comm.Call).RecvPart, total)
 	}
-	s.counts = total
-	if err := s.grow(total + countBytes*(1+s.base.WorldSize())); err != nil {
+	if err := s.growAround(total); err != nil {
 		return err
 	}
 	for i := range s.calls {
@@ -164,6 +178,12 @@ func (s *stage) place(calls []comm.Call) error {
 		}
 	}
 	return nil
+}
+
+// growAround makes room for this many bytes, and for the counts behind them.
+func (s *stage) growAround(bytes int) error {
+	s.counts = bytes
+	return s.grow(bytes + countBytes*(1+s.base.WorldSize()))
 }
 
 // reserve returns the offset of a buffer in memory that has some bytes, and the bytes with it.
@@ -259,5 +279,6 @@ func (s *stage) Leave(_ context.Context, cause error) {
 	s.working.Lock() // a Work ends, now that base has
 	defer s.working.Unlock()
 	s.left = true
+	_ = s.closeWindow()
 	_ = s.free()
 }

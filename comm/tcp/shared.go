@@ -176,6 +176,28 @@ func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (mem
 	return memory, nil
 }
 
+// ShareMemory implements [backend.MemorySharer]: of ranks that have slots, which all ranks of a communicator have, or
+// none.
+func (c *communicator) ShareMemory(ctx context.Context, bytes int) ([]byte, error) {
+	defer runtime.KeepAlive(c)
+	e := c.e
+	if !e.SharesMemory() {
+		return nil, nil
+	}
+	var ranks []int
+	for _, p := range e.wire.pairs {
+		ranks = append(ranks, p.rank)
+	}
+	memory, err := e.shareMemory(ctx, ranks, bytes)
+	if err != nil {
+		return nil, e.Check.Fail("share memory", err)
+	}
+	return memory, nil
+}
+
+// UnshareMemory implements [backend.MemorySharer].
+func (c *communicator) UnshareMemory(memory []byte) { segment.Unmap(memory) }
+
 // share has short collectives of a communicator go over memory, if all its ranks are on one machine. It is collective.
 func (e *endpoint) share(ctx context.Context) error {
 	s := e.wire.node.neighbors.Load()

@@ -112,7 +112,7 @@ func (s *sparse) load() error {
 		s.rt.loadKernels("select.ptx.gz", kernelPick, kernelCopyPieces),
 		s.rt.loadKernels("pieces.ptx.gz", kernelCopyPieces, kernelQuantize),
 		s.rt.loadKernels("codec.ptx.gz", kernelQuantize, kernelRaiseExponentsF32),
-		s.rt.loadKernels("fixed.ptx.gz", kernelRaiseExponentsF32, kernelCount))
+		s.rt.loadKernels("fixed.ptx.gz", kernelRaiseExponentsF32, kernelReduceF64))
 }
 
 // grow grows a region to at least this many bytes. New memory is zero.

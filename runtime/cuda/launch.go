@@ -84,6 +84,17 @@ const (
 	kernelTopHeight
 	kernelSquareFixed
 
+	kernelReduceF64
+	kernelReduceF32
+	kernelReduceF16
+	kernelReduceBF16
+	kernelReduceE4M3
+	kernelReduceE5M2
+	kernelReduceI64
+	kernelReduceI32
+	kernelReduceI16
+	kernelReduceI8
+
 	kernelCount
 )
 
@@ -146,6 +157,17 @@ var kernelNames = [kernelCount]string{
 	kernelLoadFixedBF16:      "load_fixed_bf16",
 	kernelTopHeight:          "top_height",
 	kernelSquareFixed:        "square_fixed",
+
+	kernelReduceF64:  "reduce_f64",
+	kernelReduceF32:  "reduce_f32",
+	kernelReduceF16:  "reduce_f16",
+	kernelReduceBF16: "reduce_bf16",
+	kernelReduceE4M3: "reduce_e4m3",
+	kernelReduceE5M2: "reduce_e5m2",
+	kernelReduceI64:  "reduce_i64",
+	kernelReduceI32:  "reduce_i32",
+	kernelReduceI16:  "reduce_i16",
+	kernelReduceI8:   "reduce_i8",
 }
 
 // loadKernels compiles and loads PTX into the context, and looks up the kernels in [first, end), unless they are
@@ -224,9 +246,14 @@ var argumentPool = sync.Pool{New: func() any {
 // launch runs a kernel on the compute stream, with this number of blocks, but at most perSM for each multiprocessor. P
 // is the kernel's structure in parameters.go.
 func launch[P any](r *Runtime, k kernelID, blocks, perSM int, parameters *P) error {
+	return launchOn(r, r.compute.handle, k, blocks, perSM, parameters)
+}
+
+// launchOn is launch on another stream.
+func launchOn[P any](r *Runtime, stream uintptr, k kernelID, blocks, perSM int, parameters *P) error {
 	a := argumentPool.Get().(*arguments)
 	hostmem.Slice[P](a.params[0], 1)[0] = *parameters
-	err := r.launchArguments(k, blocks, perSM, a)
+	err := r.launchArguments(stream, k, blocks, perSM, a)
 	argumentPool.Put(a)
 	return err
 }
@@ -239,16 +266,16 @@ func (r *Runtime) grid(blocks, perSM int) int {
 	return max(min(blocks, r.info.Multiprocessors*perSM), 1)
 }
 
-func (r *Runtime) launchArguments(k kernelID, blocks, perSM int, a *arguments) error {
+func (r *Runtime) launchArguments(stream uintptr, k kernelID, blocks, perSM int, a *arguments) error {
 	starts := k&early != 0 && r.starts
 	k &^= early
 	grid := r.grid(blocks, perSM)
 	if starts {
 		a.config.grid = [3]uint32{uint32(grid), 1, 1}
-		a.config.stream = r.compute.handle
+		a.config.stream = stream
 		return r.do(r.drv.sym.LaunchKernelEx.As(kernelNames[k]),
 			hostmem.AddrOf(&a.config), r.kernels[k], hostmem.Addr(a.params[:]), 0)
 	}
 	return r.do(r.drv.sym.LaunchKernel.As(kernelNames[k]), r.kernels[k],
-		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
+		uintptr(grid), 1, 1, block, 1, 1, 0, stream, hostmem.Addr(a.params[:]), 0)
 }

@@ -430,3 +430,15 @@ type topKChunksParameters struct {
 	val    uintptr // of F32
 	length uintptr // of the I32 that receives the number of entries; 0 for none
 }
+
+// kernels/reduce.cu
+
+// reduceParameters is reduce_args.
+type reduceParameters struct {
+	dst      uintptr                     // of n elements
+	operands [kernel.MaxOperands]uintptr // of n elements each, in the device's memory or the host's
+	bytes    int                         // of n elements
+	count    uint32                      // operands
+	op       uint32                      // as package elements numbers it
+	aligned  uint64                      // 1: all addresses are multiples of packBytes
+}

@@ -85,6 +85,7 @@ var (
 	_ kernel.Provider      = (*Runtime)(nil)
 	_ runtime.StreamForker = (*Runtime)(nil)
 	_ kernel.AsyncCopier   = (*Runtime)(nil)
+	_ kernel.WindowOpener  = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.

@@ -134,6 +134,7 @@ func sharedConstants() string {
 	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
 	equal("pick_blocks", picksPerSM)
 	equal("fixed_tile::elements", fixedTile)
+	equal("max_operands", kernel.MaxOperands)
 	for _, structure := range slices.Sorted(maps.Keys(kernelStructures)) {
 		parameters := kernelStructures[structure]
 		equal(fmt.Sprintf("sizeof(%s)", structure), int(parameters.Size()))
@@ -174,6 +175,7 @@ var kernelStructures = map[string]reflect.Type{
 	"pick_args":       reflect.TypeFor[pickParameters](),
 	"piece":           reflect.TypeFor[pieceParameters](),
 	"pieces_args":     reflect.TypeFor[copyPiecesParameters](),
+	"reduce_args":     reflect.TypeFor[reduceParameters](),
 	"put_args":        reflect.TypeFor[putListsParameters](),
 	"quantize_args":   reflect.TypeFor[quantizeParameters](),
 	"refine_args":     reflect.TypeFor[refineParameters](),
@@ -299,7 +301,7 @@ type standIn struct {
 }
 
 // kinds are the things that the stand-in counts, in its order.
-var kinds = []string{"contexts", "streams", "events", "graphs", "modules", "mappings", "pinned"}
+var kinds = []string{"contexts", "streams", "events", "graphs", "modules", "mappings", "pinned", "registered"}
 
 // alive returns what exists now, by kind; what does not is left out.
 func (f *standIn) alive() map[string]int {

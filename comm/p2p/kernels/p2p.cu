@@ -83,8 +83,6 @@ struct launch {
   call c;
 };
 
-DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
-
 struct pair { u64 word[2]; };
 #ifdef EMULATOR // runs kernels on the host
 #include "../testdata/emulator.h"
@@ -153,33 +151,6 @@ DEVICE bool all_lanes(bool condition) { return (bool)__nvvm_vote_all_sync(~0u, c
 DEVICE bool due(u32 tries) { return tries % (1u << 14) == 0; }
 DEVICE bool asks_host(u32 tries) { return tries % (1u << 16) == 0; }
 #endif
-
-// Whether packs are whole and aligned, as most are.
-struct whole { static const bool value = true; };
-struct ragged { static const bool value = false; };
-
-// The pack at p, of which `left` bytes exist.
-template <typename S> DEVICE pack read(const char *p, u64 left, S) {
-  if constexpr (S::value) return *(const pack *)p;
-  const u32 *word = (const u32 *)p;
-  if (left >= 16 && ((u64)p & 3) == 0) return {{word[0], word[1], word[2], word[3]}};
-  u64 low = 0, high = 0;
-#pragma unroll 1
-  for (u32 i = (u32)least(left, 16); i-- > 0;) high = high << 8 | low >> 56, low = low << 8 | ((const u8 *)p)[i];
-  return {{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)}};
-}
-template <typename S> DEVICE void write(char *p, u64 left, const pack &v, S) {
-  if constexpr (S::value) {
-    *(pack *)p = v;
-  } else if (left >= 16 && ((u64)p & 3) == 0) {
-    u32 *word = (u32 *)p;
-    word[0] = v.word[0], word[1] = v.word[1], word[2] = v.word[2], word[3] = v.word[3];
-  } else {
-    u64 low = bits64_of(v, 0), high = bits64_of(v, 1);
-#pragma unroll 1
-    for (u32 i = 0; i < (u32)least(left, 16); i++) ((u8 *)p)[i] = (u8)low, low = low >> 8 | high << 56, high >>= 8;
-  }
-}
 
 // Wires: encodings of a pack that show whether it has arrived. Each 32-bit or 64-bit word shows it by itself, because
 // the words of a vector may arrive one by one.
@@ -319,16 +290,6 @@ DEVICE u64 piece(const call &c, u32 p) {
 }
 DEVICE u64 packs(u64 bytes) { return (bytes + 15) / 16; }
 DEVICE u64 whole_packs(const call &c, u64 bytes) { return c.aligned ? bytes / 16 : 0; }
-
-// Visits packs first to last, every step-th for a thread. Packs below middle are whole and are visited by fast(i), U
-// at a time; slow(i) visits each other one.
-template <u32 U, typename F, typename G> DEVICE void go_through(u64 first, u64 middle, u64 last, u64 step, F fast, G slow) {
-  u64 i = first;
-  for (; i < middle; i += U * step) fast(i);
-  while (i >= first + step && i - step >= middle) i -= step;
-#pragma unroll 1
-  for (; i < last; i += step) slow(i);
-}
 
 // Copies packs: put(i, get(i)). Both learn whether the pack is whole.
 template <typename G, typename P> DEVICE void copy(u64 first, u64 middle, u64 last, u64 step, G get, P put) {

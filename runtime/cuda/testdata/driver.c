@@ -103,7 +103,7 @@ static struct mapping *mappings;
 static struct stream *all_streams[MAX_STREAMS];
 
 /* What a test asks for. */
-enum { CONTEXTS, STREAMS, EVENTS, GRAPHS, MODULES, MAPPINGS, PINNED, KINDS };
+enum { CONTEXTS, STREAMS, EVENTS, GRAPHS, MODULES, MAPPINGS, PINNED, REGISTERED, KINDS };
 static int alive[KINDS], violations, fault, fault_frees;
 static char failing[64];
 static int failing_status, failing_times;
@@ -777,10 +777,36 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
 CUresult cuMemFreeHost(void *p) {
   CHANGE_FREE();
   struct mapping *m = find((uint64_t)p);
-  if (!m || !m->pinned || m->address != (uint64_t)p) return leave(violation(INVALID_VALUE));
+  if (!m || m->pinned != 1 || m->address != (uint64_t)p) return leave(violation(INVALID_VALUE));
   munmap(p, m->bytes);
   drop(m);
   alive[PINNED]--;
+  return leave(SUCCESS);
+}
+/* Memory that is registered stays where it is: whoever mapped it unmaps it afterwards. */
+CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
+  CHANGE();
+  if (!bytes || flags > 7) return leave(INVALID_VALUE);
+  if (find((uint64_t)p)) return leave(violation(INVALID_VALUE));
+  add((uint64_t)p, bytes)->pinned = 2;
+  alive[REGISTERED]++;
+  return leave(SUCCESS);
+}
+CUresult cuMemHostUnregister(void *p) {
+  CHANGE_FREE();
+  struct mapping *m = find((uint64_t)p);
+  if (!m || m->pinned != 2 || m->address != (uint64_t)p || held) return leave(violation(INVALID_VALUE));
+  drop(m);
+  alive[REGISTERED]--;
+  return leave(SUCCESS);
+}
+static int moved; /* whether the GPU has memory of the host at another address */
+void fake_move(int on) { moved = on; }
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *p, unsigned flags) {
+  CHANGE();
+  struct mapping *m = find((uint64_t)p);
+  if (!m || !m->pinned || flags) return leave(violation(INVALID_VALUE));
+  *out = (CUdeviceptr)p + (moved ? PAGE : 0);
   return leave(SUCCESS);
 }
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {

@@ -12,6 +12,13 @@
 #include "../kernels/pieces.cu"
 #include "../kernels/codec.cu"
 #include "../kernels/fixed.cu"
+namespace reductions { // element.cuh has names of the others
+#include "../kernels/reduce.cu"
+}
+using reductions::reduce_args, reductions::max_operands;
+using reductions::reduce_f64, reductions::reduce_f32, reductions::reduce_f16, reductions::reduce_bf16;
+using reductions::reduce_e4m3, reductions::reduce_e5m2;
+using reductions::reduce_i64, reductions::reduce_i32, reductions::reduce_i16, reductions::reduce_i8;
 
 #define KERNELS \
   K(scale_f32), K(scale_f16), K(scale_bf16), K(store_f32), K(store_f16), K(store_bf16), K(copy_if), K(fit), \
@@ -21,5 +28,7 @@
   K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks), \
   K(raise_exponents_f32), K(raise_exponents_f16), K(raise_exponents_bf16), \
   K(store_fixed_f32), K(store_fixed_f16), K(store_fixed_bf16), \
-  K(load_fixed_f32), K(load_fixed_f16), K(load_fixed_bf16), K(top_height), K(square_fixed),
+  K(load_fixed_f32), K(load_fixed_f16), K(load_fixed_bf16), K(top_height), K(square_fixed), \
+  K(reduce_f64), K(reduce_f32), K(reduce_f16), K(reduce_bf16), K(reduce_e4m3), K(reduce_e5m2), \
+  K(reduce_i64), K(reduce_i32), K(reduce_i16), K(reduce_i8),
 #include "table.h"

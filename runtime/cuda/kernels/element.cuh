@@ -10,7 +10,7 @@
 // Sixteen bytes of a buffer.
 struct alignas(16) pack { u32 word[4]; };
 
-// The operations of a reduction. Must match the constants in kernels.go.
+// The operations of a reduction. Must match package internal/elements.
 enum reduction : u32 { sum, product, minimum, maximum, average, signed_minimum, signed_maximum, any, all };
 
 // Tests the bits: compilers treat all NaNs as equal, and otherwise choose an instruction that returns the hardware's.
@@ -245,4 +245,43 @@ template <typename T> DEVICE pack finish(u32 op, lanes<T> a, u32 ranks) {
 #pragma unroll
   for (u32 l = 0; l < lanes<T>::count; l++) T::put(p, l, a.lane[l]);
   return p;
+}
+
+DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
+
+// Whether packs are whole and aligned, as most are.
+struct whole { static const bool value = true; };
+struct ragged { static const bool value = false; };
+
+// The pack at p, of which `left` bytes exist.
+template <typename S> DEVICE pack read(const char *p, u64 left, S) {
+  if constexpr (S::value) return *(const pack *)p;
+  const u32 *word = (const u32 *)p;
+  if (left >= 16 && ((u64)p & 3) == 0) return {{word[0], word[1], word[2], word[3]}};
+  u64 low = 0, high = 0;
+#pragma unroll 1
+  for (u32 i = (u32)least(left, 16); i-- > 0;) high = high << 8 | low >> 56, low = low << 8 | ((const u8 *)p)[i];
+  return {{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)}};
+}
+template <typename S> DEVICE void write(char *p, u64 left, const pack &v, S) {
+  if constexpr (S::value) {
+    *(pack *)p = v;
+  } else if (left >= 16 && ((u64)p & 3) == 0) {
+    u32 *word = (u32 *)p;
+    word[0] = v.word[0], word[1] = v.word[1], word[2] = v.word[2], word[3] = v.word[3];
+  } else {
+    u64 low = bits64_of(v, 0), high = bits64_of(v, 1);
+#pragma unroll 1
+    for (u32 i = 0; i < (u32)least(left, 16); i++) ((u8 *)p)[i] = (u8)low, low = low >> 8 | high << 56, high >>= 8;
+  }
+}
+
+// Visits packs first to last, every step-th for a thread. Packs below middle are whole and are visited by fast(i), U
+// at a time; slow(i) visits each other one.
+template <u32 U, typename F, typename G> DEVICE void go_through(u64 first, u64 middle, u64 last, u64 step, F fast, G slow) {
+  u64 i = first;
+  for (; i < middle; i += U * step) fast(i);
+  while (i >= first + step && i - step >= middle) i -= step;
+#pragma unroll 1
+  for (; i < last; i += step) slow(i);
 }
