@@ -3,7 +3,8 @@
 //
 //	go build -C lab -o /tmp/staged ./probe/staged && tutti launch -n 2 /tmp/staged
 //
-// Behind the table come a timeline of one staged allreduce, and other ways to do it: see prototype.go.
+// The table has the copies that it is made of, what a device does with memory that the processes share (window.go), and
+// staged allreduces through such memory and without it, each with the timeline of the last one.
 package main
 
 import (
@@ -37,7 +38,7 @@ var parts string
 
 func main() {
 	log.SetFlags(0)
-	flag.StringVar(&parts, "parts", "copies,staged,prototypes", "what is measured")
+	flag.StringVar(&parts, "parts", "copies,window,staged", "what is measured")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		log.Fatalf("staged: unknown arguments: %q", flag.Args())
@@ -64,7 +65,7 @@ func run(ctx context.Context) error {
 	return errors.Join(err, base.Close(), gpu.Close(), host.Close())
 }
 
-// sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 1, 16 and 100 MiB.
+// sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 1, 4, 16 and 100 MiB.
 func sizes() (all []int) {
 	for _, word := range strings.Split(os.Getenv("TUTTI_TEST_SIZES"), ",") {
 		if n, err := strconv.Atoi(word); err == nil {
@@ -72,7 +73,7 @@ func sizes() (all []int) {
 		}
 	}
 	if all == nil {
-		all = []int{1 << 20, 16 << 20, 100 << 20}
+		all = []int{1 << 20, 4 << 20, 16 << 20, 100 << 20}
 	}
 	return all
 }
@@ -182,8 +183,8 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 		measure func() error
 	}{
 		{"copies", func() error { return measureCopies(ctx, base, gpu, b) }},
+		{"window", func() error { return measureWindow(ctx, base, gpu, b) }},
 		{"staged", func() error { return measureStaged(ctx, base, gpu, host, b) }},
-		{"prototypes", func() error { return measurePrototypes(ctx, base, gpu, b) }},
 	} {
 		if !strings.Contains(parts, part.name) {
 			continue
@@ -238,7 +239,10 @@ func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 	})
 }
 
-// measureStaged measures staged allreduces, and prints the timeline of one.
+// unshared is a communicator that offers no memory: allreduces of it are staged without a window.
+type unshared struct{ comm.Communicator }
+
+// measureStaged checks and measures staged allreduces with a window and without, and prints the timeline of one each.
 func measureStaged(
 	ctx context.Context,
 	base comm.Communicator,
@@ -246,22 +250,66 @@ func measureStaged(
 	host runtime.Runtime,
 	b *buffers,
 ) error {
-	child, err := base.Split(ctx, 0, base.Rank())
-	if err != nil {
+	for _, way := range []struct {
+		name string                                      // of its lines
+		hide func(c comm.Communicator) comm.Communicator // what the product is to see
+	}{
+		{"staged allreduce", func(c comm.Communicator) comm.Communicator { return c }},
+		{"staged allreduce without a window", func(c comm.Communicator) comm.Communicator { return unshared{c} }},
+	} {
+		child, err := base.Split(ctx, 0, base.Rank())
+		if err != nil {
+			return err
+		}
+		l := &timeline{}
+		device, err := staged.New(way.hide(timedComm{comm.Wrap(child), l}), &timedGPU{gpu, l}, host)
+		if err != nil {
+			return err
+		}
+		name := fmt.Sprintf("%d | %s", b.bytes, way.name)
+		run := func() error { return reduce(ctx, device, b.memory, b.memory, b.bytes) }
+		err = once(base, name+", the first", run)
+		if err == nil {
+			err = check(ctx, device, gpu, b)
+		}
+		if err == nil {
+			err = median(ctx, base, name, func() error { l.restart(); return run() })
+		}
+		if err == nil && base.Rank() == 0 {
+			l.print(b.bytes)
+		}
+		if err := errors.Join(err, device.Close()); err != nil {
+			return fmt.Errorf("%s: %w", way.name, err)
+		}
+	}
+	return nil
+}
+
+// check reports whether a communicator adds up.
+func check(ctx context.Context, c comm.Communicator, gpu *cuda.Runtime, b *buffers) error {
+	values := make([]float32, b.bytes/4)
+	for i := range values {
+		values[i] = float32((i%1009 + 1) * (c.Rank() + 1))
+	}
+	if err := gpu.CopyIn(b.memory, hostmem.Bytes(values)); err != nil {
 		return err
 	}
-	l := &timeline{}
-	device, err := staged.New(timedComm{comm.Wrap(child), l}, &timedGPU{gpu, l}, host)
-	if err != nil {
+	if err := c.AllReduce(b.memory, b.memory, len(values), dtype.F32, comm.Sum); err != nil {
 		return err
 	}
-	err = measureAllOf(ctx, base, b.bytes, []call{
-		{"staged allreduce", func() error { l.restart(); return reduce(ctx, device, b.memory, b.memory, b.bytes) }},
-	})
-	if err == nil && base.Rank() == 0 {
-		l.print(b.bytes)
+	if err := c.Sync(ctx); err != nil {
+		return err
 	}
-	return errors.Join(err, device.Close())
+	if err := gpu.CopyOut(hostmem.Bytes(values), b.memory); err != nil {
+		return err
+	}
+	ranks := c.WorldSize()
+	for i, v := range values {
+		if want := float32(ranks * (ranks + 1) / 2 * (i%1009 + 1)); v != want {
+			return fmt.Errorf("element %d is %v, want %v", i, v, want)
+		}
+	}
+	return nil
 }
 
 func reduce(ctx context.Context, c comm.Communicator, send, recv uintptr, bytes int) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // timeline has the parts of one call.
@@ -55,7 +56,10 @@ func (l *timeline) print(bytes int) {
 			bytes, p.name, micros(p.from), micros(p.to), took)
 		sums[p.name] += p.to - p.from
 	}
-	for _, name := range []string{"device to host", "host to device", "submit", "sync"} {
+	for _, name := range []string{
+		"device to host", "host to device", "submit", "sync",
+		"submit copy out", "submit reduction", "submit copy in", "wait for device",
+	} {
 		fmt.Printf("| %d | timeline: all of %s | %.0f | | | |\n", bytes, name, micros(sums[name]))
 	}
 }
@@ -72,6 +76,14 @@ func (g *timedGPU) CopyOut(dst []byte, src uintptr) error {
 
 func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
 	return g.timeline.time("host to device", func() error { return g.Runtime.CopyIn(dst, src) })
+}
+
+func (g *timedGPU) OpenWindow(memory []byte) (kernel.Window, error) {
+	w, err := g.Runtime.OpenWindow(memory)
+	if err != nil {
+		return nil, err
+	}
+	return timedWindow{w, g.timeline}, nil
 }
 
 // timedComm is a communicator whose calls are parts.

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// measureWindow measures what a device does with memory that both ranks share: all data at once, each direction alone,
+// both, and a reduction of what both ranks have there.
+func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b *buffers) error {
+	sharer, ok := comm.As[backend.MemorySharer](base)
+	if !ok {
+		return nil
+	}
+	memory, err := sharer.ShareMemory(ctx, base.WorldSize()*b.bytes)
+	if err != nil || memory == nil {
+		return err
+	}
+	defer sharer.UnshareMemory(memory)
+	var w kernel.Window
+	err = once(base, fmt.Sprintf("%d | open a window of both ranks", b.bytes), func() (err error) {
+		w, err = gpu.OpenWindow(memory)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	part := func(rank int) []byte { return memory[rank%base.WorldSize()*b.bytes:][:b.bytes] }
+	own := part(base.Rank())
+	other := part(base.Rank() + 1)
+	operands := []uintptr{b.memory, hostmem.Addr(other)}
+	err = measureAllOf(ctx, base, b.bytes, []call{
+		{"device to window", func() error { return errors.Join(w.CopyOut(own, b.memory), w.Wait()) }},
+		{"window to device", func() error { return errors.Join(w.CopyIn(b.memory, other), w.Wait()) }},
+		{"device to window and back", func() error {
+			return errors.Join(w.CopyOut(own, b.memory), w.CopyIn(b.memory, other), w.Wait())
+		}},
+		{"device reads the window", func() error {
+			return errors.Join(w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
+		}},
+		{"device to window, while it reads it", func() error {
+			err := w.CopyOut(own, b.memory)
+			return errors.Join(err, w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
+		}},
+		{"wait for nothing", w.Wait},
+	})
+	return errors.Join(err, base.Barrier(ctx), w.Close())
+}
+
+// timedWindow is a window whose work is parts.
+type timedWindow struct {
+	kernel.Window
+	timeline *timeline // of the work
+}
+
+func (w timedWindow) CopyOut(dst []byte, src uintptr) error {
+	return w.timeline.time("submit copy out", func() error { return w.Window.CopyOut(dst, src) })
+}
+
+func (w timedWindow) CopyIn(dst uintptr, src []byte) error {
+	return w.timeline.time("submit copy in", func() error { return w.Window.CopyIn(dst, src) })
+}
+
+func (w timedWindow) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op comm.ReduceOp) error {
+	return w.timeline.time("submit reduction", func() error { return w.Window.Reduce(dst, operands, n, dt, op) })
+}
+
+func (w timedWindow) Wait() error { return w.timeline.time("wait for device", w.Window.Wait) }
