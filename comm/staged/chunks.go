@@ -48,18 +48,34 @@ func (s *stage) workInChunks(call, staged *comm.Call) error {
 	return err
 }
 
-// agree compares the numbers of elements of all ranks: those of chunks say less. No rank goes on before all have come.
+// agree compares what all ranks call: chunks and steps say less. No rank goes on before all have come.
 func (s *stage) agree(call *comm.Call) error {
-	counts, err := s.exchange(int64(call.Count))
+	mine := essenceOf(call)
+	all, err := s.exchange(int64(mine))
 	if err != nil {
 		return err
 	}
-	for rank, n := range counts {
-		if n != int64(call.Count) {
-			return fmt.Errorf("%w: %v of %d elements, rank %d has %d", comm.ErrMismatch, call.Op, call.Count, rank, n)
+	for rank, other := range all {
+		if other := essence(other); other != mine {
+			return fmt.Errorf("%w: %v of %v, rank %d has %v", comm.ErrMismatch, call.Op, mine, rank, other)
 		}
 	}
 	return nil
+}
+
+// essence is what the ranks that make a call agree on: the number of elements, their type, and the reduction.
+type essence int64
+
+const essenceBits = 8 // of a type, and of a reduction
+
+func essenceOf(c *comm.Call) essence {
+	kind := essence(c.DType)<<essenceBits | essence(c.Reduce)
+	return essence(c.Count)<<(2*essenceBits) | kind
+}
+
+func (e essence) String() string {
+	dt := dtype.DType(e >> essenceBits)
+	return fmt.Sprintf("%d %v, %v", e>>(2*essenceBits), dt, comm.ReduceOp(e))
 }
 
 // exchange returns the numbers of all ranks, valid until the next exchange. There is room for them (growAround).

@@ -14,12 +14,16 @@ import (
 )
 
 const (
-	windowCall  = 1 << 20  // bytes of a call that goes through the window
 	windowBytes = 64 << 20 // of the parts of all ranks, at most
 	longPiece   = 8 << 20  // bytes of a piece of a call, at most
-	shortPiece  = 1 << 20  // bytes of a piece of a call that is cut
 	fewPieces   = 8        // of a call whose pieces are neither short nor long
 	shareAlign  = 256      // bytes of which a share is a multiple
+)
+
+// Tests lower these.
+var (
+	windowCall = 1 << 20 // bytes of a call that goes through the window, at least
+	shortPiece = 1 << 20 // bytes of a piece of a call that is cut, at least
 )
 
 // windowState is whether there is a window, the same on all ranks.
@@ -176,7 +180,7 @@ func ceilDiv(a, b int) int { return (a + b - 1) / b }
 // submit submits the work of a step.
 func (p *passage) submit(step int) error {
 	if step < p.pieces {
-		if err := p.sendOperands(step, step); err != nil {
+		if err := p.send(step, step); err != nil {
 			return err
 		}
 	}
@@ -191,44 +195,40 @@ func (p *passage) submit(step int) error {
 	return nil
 }
 
-// elements returns where a rank's share of a piece begins, and its length; for several ranks, those of all of them.
-func (p *passage) elements(piece, rank, ranks int) (first, n int) {
+// elements returns where a rank's share of a piece begins, and its length, which is 0 behind the end of the call.
+func (p *passage) elements(piece, rank int) (first, n int) {
 	first = min((piece*p.base.WorldSize()+rank)*p.share, p.call.Count)
-	return first, min(ranks*p.share, p.call.Count-first)
+	return first, min(p.share, p.call.Count-first)
 }
 
-// place returns the place in the window for elements of a rank's part, from the beginning of another rank's share on,
-// that are written in a step.
-func (p *passage) place(step, part, rank, n int) []byte {
-	ranks := p.base.WorldSize()
-	offset := ((2*part+step%2)*ranks)*p.window.share + rank*p.share*p.size
+// place returns the place of n elements of a share in a rank's part that are written in a step. It is the same in all
+// calls: ranks may read results of the call before while operands of this one are written.
+func (p *passage) place(step, part, share, n int) []byte {
+	half := 2*part + step%2
+	offset := (half*p.base.WorldSize() + share) * p.window.share
 	return p.window.memory[offset : offset+n*p.size]
 }
 
-// sendOperands copies this rank's operands to the window: those of the ranks before it, and of the ranks behind it.
-func (p *passage) sendOperands(step, piece int) error {
-	rank := p.base.Rank()
-	behind := p.base.WorldSize() - rank - 1
-	if err := p.sendShares(step, piece, 0, rank); err != nil {
-		return err
+// send copies this rank's operands of the others' shares of a piece to the window.
+func (p *passage) send(step, piece int) error {
+	self := p.base.Rank()
+	for rank := range p.base.WorldSize() {
+		first, n := p.elements(piece, rank)
+		if rank == self || n == 0 {
+			continue
+		}
+		if err := p.window.access.CopyOut(p.place(step, self, rank, n), p.call.Send+uintptr(first*p.size)); err != nil {
+			return err
+		}
 	}
-	return p.sendShares(step, piece, rank+1, behind)
-}
-
-// sendShares copies the operands of some ranks' shares.
-func (p *passage) sendShares(step, piece, rank, ranks int) error {
-	first, n := p.elements(piece, rank, ranks)
-	if n <= 0 {
-		return nil
-	}
-	return p.window.access.CopyOut(p.place(step, p.base.Rank(), rank, n), p.call.Send+uintptr(first*p.size))
+	return nil
 }
 
 // reduce reduces this rank's share of a piece, whose operands were sent in the step before, and sends the result.
 func (p *passage) reduce(step, piece int) error {
 	rank := p.base.Rank()
-	first, n := p.elements(piece, rank, 1)
-	if n <= 0 {
+	first, n := p.elements(piece, rank)
+	if n == 0 {
 		return nil
 	}
 	offset := uintptr(first * p.size)
@@ -249,8 +249,8 @@ func (p *passage) reduce(step, piece int) error {
 // receive copies the other ranks' shares of a piece, which were sent in the step before.
 func (p *passage) receive(step, piece int) error {
 	for rank := range p.base.WorldSize() {
-		first, n := p.elements(piece, rank, 1)
-		if rank == p.base.Rank() || n <= 0 {
+		first, n := p.elements(piece, rank)
+		if rank == p.base.Rank() || n == 0 {
 			continue
 		}
 		if err := p.window.access.CopyIn(p.call.Recv+uintptr(first*p.size), p.place(step-1, rank, rank, n)); err != nil {

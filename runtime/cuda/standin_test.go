@@ -58,11 +58,12 @@ func TestOnStandIns(t *testing.T) {
 		args []string
 	}{
 		"all is well": {library, []string{"FAKE_CUDA_DEVICES=2", "FAKE_CUDA_MEMORY=2147483649"},
-			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared|TestGrowth)",
-				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
+			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestWindow|TestAdopted|TestClosing|TestReleased|TestModule|TestShared|TestGrowth)",
+				"-test.skip=^TestConformance/(kernels|windows)"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|fixed|union|give|hostile|encode|quantize)"}},
 		"kernels beside the CPU's": {"", nil, []string{short, "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
+		"windows":                  {"", nil, []string{short, "-test.run=^TestConformance$/^windows$"}},
 		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestSteps"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
@@ -293,6 +294,7 @@ type standIn struct {
 	Meet       dl.Func `sym:"fake_meet"`
 	Exclusive  dl.Func `sym:"fake_exclusive"`
 	Full       dl.Func `sym:"fake_full"`
+	Move       dl.Func `sym:"fake_move"`
 
 	// Of the API, as others of the process call it.
 	BeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
