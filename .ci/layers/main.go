@@ -50,7 +50,7 @@ var layers = []struct{ importer, may string }{
 	{"comm/internal/link", "runtime/cuda"},
 	{"comm/internal/marks", "comm/backend runtime/cuda"},
 	{"comm/internal/faulttest", "comm comm/checked comm/internal/trees runtime"},
-	{"comm/internal/hosttest", "comm comm/commtest runtime/cpu"},
+	{"comm/internal/hosttest", "comm comm/commtest runtime runtime/kernel runtime/cpu"},
 	{"comm/internal/gputest", "comm comm/commtest comm/nccl comm/rendezvous comm/internal/faulttest runtime/cuda"},
 	{"comm/noop", "comm comm/backend runtime"},
 	{"comm/local", "comm comm/backend runtime"},

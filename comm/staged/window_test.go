@@ -18,13 +18,11 @@ import (
 	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/hostops"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // commons is the memory that ranks in this process share.
@@ -100,94 +98,6 @@ func (c *commons) leftMapped() int {
 	return n
 }
 
-// opening is a device with windows.
-type opening struct {
-	apart
-	failure error // of OpenWindow
-
-	mu      sync.Mutex // guards what follows
-	open    int        // windows; guarded by mu
-	ever    int        // windows that were opened; guarded by mu
-	reduced int        // reductions; guarded by mu
-}
-
-func (o *opening) OpenWindow(memory []byte) (kernel.Window, error) {
-	if o.failure != nil {
-		return nil, o.failure
-	}
-	o.add(1, 1, 0)
-	return &hostWindow{device: o}, nil
-}
-
-func (o *opening) add(open, ever, reduced int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.open += open
-	o.ever += ever
-	o.reduced += reduced
-}
-
-// hostWindow is a window that does all work in Wait, so that nobody finds it done earlier.
-type hostWindow struct {
-	device *opening
-	work   []work    // submitted
-	srcs   []uintptr // operands of all reductions in work
-	dst    [1]uintptr
-	closed bool
-}
-
-// work is a copy, or a reduction if count is not 0.
-type work struct {
-	dst, src    uintptr
-	bytes       int // of a copy, or elements
-	first, last int // operands, in srcs
-	dt          dtype.DType
-	op          comm.ReduceOp
-}
-
-func (w *hostWindow) Begin() error { return nil }
-
-func (w *hostWindow) CopyOut(dst []byte, src uintptr) error {
-	w.work = append(w.work, work{dst: hostmem.Addr(dst), src: src, bytes: len(dst)})
-	return nil
-}
-
-func (w *hostWindow) CopyIn(dst uintptr, src []byte) error {
-	w.work = append(w.work, work{dst: dst, src: hostmem.Addr(src), bytes: len(src)})
-	return nil
-}
-
-func (w *hostWindow) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op comm.ReduceOp) error {
-	first := len(w.srcs)
-	w.srcs = append(w.srcs, operands...)
-	w.work = append(w.work, work{dst: dst, bytes: n, first: first, last: len(w.srcs), dt: dt, op: op})
-	w.device.add(0, 0, 1)
-	return nil
-}
-
-func (w *hostWindow) Wait() error {
-	for _, x := range w.work {
-		if x.last == 0 {
-			hostops.Copy(x.dst, x.src, x.bytes, false)
-			continue
-		}
-		w.dst[0] = x.dst
-		hostops.Reduce(w.dst[:], w.srcs[x.first:x.last], x.bytes, x.dt, x.op, false)
-	}
-	w.work = w.work[:0]
-	w.srcs = w.srcs[:0]
-	return nil
-}
-
-func (w *hostWindow) Close() error {
-	if w.closed {
-		return errors.New("closed twice")
-	}
-	w.closed = true
-	w.device.add(-1, 0, 0)
-	return nil
-}
-
 // windowed makes ranks whose allreduces go through windows of their devices, in commons.
 func windowed(t testing.TB, m *commons, host runtime.Runtime, devices ...runtime.Runtime) []comm.Communicator {
 	t.Helper()
@@ -215,7 +125,7 @@ func TestWindows(t *testing.T) {
 	staged.SmallWindows(t, piece)
 	for _, ranks := range []int{2, 3, 5} {
 		host := hosttest.NewRuntime(t)
-		device := &opening{apart: apart{hosttest.NewRuntime(t)}}
+		device := hosttest.NewDevice(hosttest.NewRuntime(t))
 		shared := &commons{}
 		world := windowed(t, shared, host, sameDevice(device, ranks)...)
 		require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
@@ -235,9 +145,9 @@ func TestWindows(t *testing.T) {
 			}
 			return nil
 		}), "%d ranks", ranks)
-		assert.Positive(t, device.reduced)
-		assert.Equal(t, ranks, device.ever, "windows are opened once")
-		assert.Zero(t, device.open)
+		assert.Positive(t, device.Counts().Reductions)
+		assert.Equal(t, ranks, device.Counts().Opened, "windows are opened once")
+		assert.Zero(t, device.Counts().Open)
 		assert.Zero(t, shared.leftMapped())
 	}
 }
@@ -286,11 +196,11 @@ func checkAllReduce(
 func TestWindowConformance(t *testing.T) {
 	staged.SmallWindows(t, 512)
 	host := cpu.New()
-	device := &opening{apart: apart{cpu.New()}}
+	device := hosttest.NewDevice(cpu.New())
 	shared := &commons{}
 	t.Cleanup(func() {
-		assert.Zero(t, device.open)
-		assert.Positive(t, device.reduced)
+		assert.Zero(t, device.Counts().Open)
+		assert.Positive(t, device.Counts().Reductions)
 		assert.Zero(t, shared.leftMapped())
 		assert.NoError(t, host.Close())
 		assert.NoError(t, device.Close())
@@ -317,18 +227,20 @@ func TestWindowsRefused(t *testing.T) {
 	staged.SmallWindows(t, 512)
 	const ranks = 3
 	for name, refuse := range map[string]func(m *commons, devices []runtime.Runtime){
-		"a device without windows": func(_ *commons, devices []runtime.Runtime) { devices[1] = devices[1].(*opening).apart },
-		"a device that cannot":     func(_ *commons, devices []runtime.Runtime) { devices[2].(*opening).failure = runtime.ErrUnsupported },
-		"no memory":                func(m *commons, _ []runtime.Runtime) { m.none = true },
+		"a device without windows": func(_ *commons, devices []runtime.Runtime) { devices[1] = apart{devices[1].(*hosttest.Device).Runtime} },
+		"a device that cannot": func(_ *commons, devices []runtime.Runtime) {
+			devices[2].(*hosttest.Device).Failure = runtime.ErrUnsupported
+		},
+		"no memory": func(m *commons, _ []runtime.Runtime) { m.none = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := hosttest.NewRuntime(t)
 			memory := hosttest.NewRuntime(t)
 			shared := &commons{}
 			devices := make([]runtime.Runtime, ranks)
-			all := make([]*opening, ranks)
+			all := make([]*hosttest.Device, ranks)
 			for i := range devices {
-				all[i] = &opening{apart: apart{memory}}
+				all[i] = hosttest.NewDevice(memory)
 				devices[i] = all[i]
 			}
 			refuse(shared, devices)
@@ -342,9 +254,9 @@ func TestWindowsRefused(t *testing.T) {
 				return nil
 			}))
 			for _, device := range all {
-				assert.Zero(t, device.open)
-				assert.Zero(t, device.reduced)
-				assert.LessOrEqual(t, device.ever, 1, "it is tried once")
+				assert.Zero(t, device.Counts().Open)
+				assert.Zero(t, device.Counts().Reductions)
+				assert.LessOrEqual(t, device.Counts().Opened, 1, "it is tried once")
 			}
 			assert.Zero(t, shared.leftMapped())
 		})
@@ -356,7 +268,7 @@ func TestWindowsDisagree(t *testing.T) {
 	staged.SmallWindows(t, 512)
 	for _, other := range []int{1, 999, 1001, 4000} {
 		host := hosttest.NewRuntime(t)
-		device := &opening{apart: apart{hosttest.NewRuntime(t)}}
+		device := hosttest.NewDevice(hosttest.NewRuntime(t))
 		shared := &commons{}
 		world := windowed(t, shared, host, sameDevice(device, 2)...)
 		err := comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
@@ -368,7 +280,7 @@ func TestWindowsDisagree(t *testing.T) {
 			return errors.Join(c.AllReduce(x, x, n, dtype.F64, comm.Sum), c.Sync(ctx))
 		})
 		assert.ErrorIs(t, err, comm.ErrMismatch, "1000 and %d elements", other)
-		assert.Zero(t, device.open)
+		assert.Zero(t, device.Counts().Open)
 		assert.Zero(t, shared.leftMapped())
 	}
 }
@@ -380,7 +292,7 @@ func TestWindowAllocations(t *testing.T) {
 	}
 	staged.SmallWindows(t, 4096)
 	host := hosttest.NewRuntime(t)
-	device := &opening{apart: apart{hosttest.NewRuntime(t)}}
+	device := hosttest.NewDevice(hosttest.NewRuntime(t))
 	world := windowed(t, &commons{}, host, sameDevice(device, 2)...)
 	const few, many, rounds = 1000, 50_000, 50
 	allocs := map[int]float64{}
