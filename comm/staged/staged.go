@@ -21,7 +21,7 @@ import (
 // for small messages. Calls run one at a time ([backend.NewSerial]).
 //
 // If all ranks share memory ([backend.MemorySharer]) and all devices access it ([kernel.WindowOpener]), an allreduce
-// of at least 1 MiB goes from device to device through that memory, and devices reduce it. The bits are the same.
+// of at least 2 MiB goes from device to device through that memory, and devices reduce it. The bits are the same.
 //
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.

@@ -22,8 +22,8 @@ const (
 
 // Tests lower these.
 var (
-	windowCall = 1 << 20 // bytes of a call that goes through the window, at least
-	shortPiece = 1 << 20 // bytes of a piece of a call that is cut, at least
+	windowCall = 2 << 20 // bytes of a call that goes through the window, at least
+	shortPiece = 4 << 20 // bytes of a piece of a call that is cut, at least
 )
 
 // windowState is whether there is a window, the same on all ranks.

@@ -65,29 +65,28 @@ type symbols struct {
 	GraphExecDestroy dl.Func `sym:"cuGraphExecDestroy"`
 
 	// Memory.
-	MemAddressReserve       dl.Func `sym:"cuMemAddressReserve"`
-	MemAddressFree          dl.Func `sym:"cuMemAddressFree"`
-	MemCreate               dl.Func `sym:"cuMemCreate"`
-	MemRelease              dl.Func `sym:"cuMemRelease"`
-	MemMap                  dl.Func `sym:"cuMemMap"`
-	MemUnmap                dl.Func `sym:"cuMemUnmap"`
-	MemSetAccess            dl.Func `sym:"cuMemSetAccess"`
-	MemExport               dl.Func `sym:"cuMemExportToShareableHandle"`
-	MemImport               dl.Func `sym:"cuMemImportFromShareableHandle"`
-	MemGranularity          dl.Func `sym:"cuMemGetAllocationGranularity"`
-	MemGetInfo              dl.Func `sym:"cuMemGetInfo_v2"`
-	MemHostAlloc            dl.Func `sym:"cuMemHostAlloc"`
-	MemFreeHost             dl.Func `sym:"cuMemFreeHost"`
-	MemHostRegister         dl.Func `sym:"cuMemHostRegister_v2"`
-	MemHostUnregister       dl.Func `sym:"cuMemHostUnregister"`
-	MemHostGetDevicePointer dl.Func `sym:"cuMemHostGetDevicePointer_v2"`
-	MemcpyHtoD              dl.Func `sym:"cuMemcpyHtoDAsync_v2"`
-	MemcpyDtoH              dl.Func `sym:"cuMemcpyDtoHAsync_v2"`
-	MemcpyDtoD              dl.Func `sym:"cuMemcpyDtoDAsync_v2"`
-	MemsetD8                dl.Func `sym:"cuMemsetD8Async"`
-	MemsetD16               dl.Func `sym:"cuMemsetD16Async"`
-	MemsetD32               dl.Func `sym:"cuMemsetD32Async"`
-	PointerGetAttr          dl.Func `sym:"cuPointerGetAttribute"`
+	MemAddressReserve dl.Func `sym:"cuMemAddressReserve"`
+	MemAddressFree    dl.Func `sym:"cuMemAddressFree"`
+	MemCreate         dl.Func `sym:"cuMemCreate"`
+	MemRelease        dl.Func `sym:"cuMemRelease"`
+	MemMap            dl.Func `sym:"cuMemMap"`
+	MemUnmap          dl.Func `sym:"cuMemUnmap"`
+	MemSetAccess      dl.Func `sym:"cuMemSetAccess"`
+	MemExport         dl.Func `sym:"cuMemExportToShareableHandle"`
+	MemImport         dl.Func `sym:"cuMemImportFromShareableHandle"`
+	MemGranularity    dl.Func `sym:"cuMemGetAllocationGranularity"`
+	MemGetInfo        dl.Func `sym:"cuMemGetInfo_v2"`
+	MemHostAlloc      dl.Func `sym:"cuMemHostAlloc"`
+	MemFreeHost       dl.Func `sym:"cuMemFreeHost"`
+	MemHostRegister   dl.Func `sym:"cuMemHostRegister_v2"`
+	MemHostUnregister dl.Func `sym:"cuMemHostUnregister"`
+	MemcpyHtoD        dl.Func `sym:"cuMemcpyHtoDAsync_v2"`
+	MemcpyDtoH        dl.Func `sym:"cuMemcpyDtoHAsync_v2"`
+	MemcpyDtoD        dl.Func `sym:"cuMemcpyDtoDAsync_v2"`
+	MemsetD8          dl.Func `sym:"cuMemsetD8Async"`
+	MemsetD16         dl.Func `sym:"cuMemsetD16Async"`
+	MemsetD32         dl.Func `sym:"cuMemsetD32Async"`
+	PointerGetAttr    dl.Func `sym:"cuPointerGetAttribute"`
 
 	// Modules and kernels.
 	ModuleLoadData dl.Func `sym:"cuModuleLoadData"`

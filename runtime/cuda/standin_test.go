@@ -294,7 +294,6 @@ type standIn struct {
 	Meet       dl.Func `sym:"fake_meet"`
 	Exclusive  dl.Func `sym:"fake_exclusive"`
 	Full       dl.Func `sym:"fake_full"`
-	Move       dl.Func `sym:"fake_move"`
 
 	// Of the API, as others of the process call it.
 	BeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`

@@ -13,18 +13,21 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Flags of cuMemHostRegister.
-const (
-	registerPortable = 1 // pinned for every context
-	registerMapped   = 2 // kernels access it
-)
+// registerPortable is CU_MEMHOSTREGISTER_PORTABLE: pinned for every context.
+const registerPortable = 1
 
-// window is a [kernel.Window]: memory that the driver has registered, and two streams, one for each direction.
+// scratchBytes is the device memory of a window, from which reductions read what was in the window: the copy engine
+// reads the host's memory faster than kernels do, above all where processes share a GPU.
+const scratchBytes = 8 << 20
+
+// window is a [kernel.Window]: memory that the driver has registered, and a stream for each kind of work.
 type window struct {
 	object
 	memory  []byte  // registered
+	scratch uintptr // scratchBytes of the device; 0 before there are some
 	out     *Stream // copies to the memory
-	in      *Stream // reductions and copies from the memory
+	in      *Stream // copies from the memory
+	add     *Stream // reductions
 	reduced bool    // out has not waited for the last reduction
 }
 
@@ -44,10 +47,12 @@ func (r *Runtime) OpenWindow(memory []byte) (kernel.Window, error) {
 		memory: memory,
 	}
 	var err error
-	if w.out, err = r.NewStream(0); err != nil {
-		return nil, errors.Join(err, w.Close())
+	for _, s := range []**Stream{&w.out, &w.in, &w.add} {
+		if *s, err = r.NewStream(0); err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
 	}
-	if w.in, err = r.NewStream(0); err != nil {
+	if w.scratch, err = r.Allocate(scratchBytes); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
@@ -63,15 +68,14 @@ func (r *Runtime) loadReductions() error {
 	return r.loadKernels("reduce.ptx.gz", kernelReduceF64, kernelCount)
 }
 
-// register registers memory of the host with the driver, which pins it. Kernels have it at the same address.
+// register registers memory of the host with the driver, which pins it.
 func (r *Runtime) register(memory []byte) error {
 	if !r.gate.enter() { // Close must not run between the call and the record of its result
 		return r.usable()
 	}
 	defer r.gate.leave()
 	address := hostmem.Addr(memory)
-	const flags = registerPortable | registerMapped
-	err := r.manage(r.drv.sym.MemHostRegister, address, uintptr(len(memory)), flags)
+	err := r.manage(r.drv.sym.MemHostRegister, address, uintptr(len(memory)), registerPortable)
 	switch {
 	case err != nil && r.sound() == nil:
 		return fmt.Errorf("%w: %w", runtime.ErrUnsupported, err)
@@ -79,22 +83,13 @@ func (r *Runtime) register(memory []byte) error {
 		return err
 	}
 	r.owned.add(address, destructor{fn: r.drv.sym.MemHostUnregister, bytes: len(memory)})
-	mapped, err := r.get(r.drv.sym.MemHostGetDevicePointer, address, 0)
-	if err == nil && mapped != address {
-		err = fmt.Errorf("cuda:%d: %w: memory of the host has another address on the device", r.index, runtime.ErrUnsupported)
-	}
-	if err != nil {
-		return errors.Join(err, r.destroy(address))
-	}
 	return nil
 }
 
 // Begin implements [kernel.Window].
 func (w *window) Begin() error {
-	if err := w.out.WaitFor(w.rt.compute); err != nil {
-		return err
-	}
-	return w.in.WaitFor(w.rt.compute)
+	compute := w.rt.compute
+	return errors.Join(w.out.WaitFor(compute), w.in.WaitFor(compute), w.add.WaitFor(compute))
 }
 
 // CopyOut implements [kernel.Window].
@@ -103,7 +98,7 @@ func (w *window) CopyOut(dst []byte, src uintptr) error {
 		return err
 	}
 	if w.reduced {
-		if err := w.out.WaitFor(w.in); err != nil {
+		if err := w.out.WaitFor(w.add); err != nil {
 			return err
 		}
 		w.reduced = false
@@ -121,10 +116,16 @@ func (w *window) CopyIn(dst uintptr, src []byte) error {
 
 // holds returns an error unless bytes are in the window.
 func (w *window) holds(address uintptr, bytes int) error {
-	if start := hostmem.Addr(w.memory); address-start > uintptr(len(w.memory)-bytes) {
-		return w.rt.argument("%d bytes at %#x are not in the window of %d at %#x", bytes, address, len(w.memory), start)
+	if !w.begins(address) || bytes > len(w.memory)-int(address-w.handle) {
+		return w.rt.argument("%d bytes at %#x are not in the window of %d at %#x",
+			bytes, address, len(w.memory), w.handle)
 	}
 	return nil
+}
+
+// begins reports whether an address is in the window.
+func (w *window) begins(address uintptr) bool {
+	return address-w.handle < uintptr(len(w.memory))
 }
 
 // Reduce implements [kernel.Window].
@@ -134,34 +135,68 @@ func (w *window) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, 
 		return w.rt.argument("%d operands, want 2 to %d", count, kernel.MaxOperands)
 	case !op.Defined(dt):
 		return w.rt.argument("%v of %v", op, dt)
-	case n == 0:
-		return nil
 	}
-	if err := w.rt.check("reduce", n, dst); err != nil {
+	err := w.rt.check("reduce", n, dst)
+	if err == nil {
+		err = w.rt.check("reduce", n, operands...)
+	}
+	if err != nil || n == 0 {
 		return err
 	}
-	if err := w.rt.check("reduce", n, operands...); err != nil {
-		return err
+	bytes := n * dt.Size()
+	copied := 0 // operands of which there will be a copy
+	for _, operand := range operands {
+		if !w.begins(operand) {
+			continue
+		}
+		if err := w.holds(operand, bytes); err != nil {
+			return err
+		}
+		copied++
 	}
-	stream, err := w.in.use("stream")
-	if err != nil {
-		return err
-	}
-	parameters := reduceParameters{
-		dst:   dst,
-		bytes: n * dt.Size(),
-		count: uint32(len(operands)),
-		op:    elements.Code(dt, op),
-	}
-	misaligned := dst
-	for i, operand := range operands {
-		parameters.operands[i] = operand
-		misaligned |= operand
-	}
-	parameters.aligned = flag(misaligned%packBytes == 0)
+	const align = 256
+	room := scratchBytes / max(copied, 1) &^ (align - 1)
 	w.reduced = true
-	packs := (parameters.bytes + packBytes - 1) / packBytes
-	return launchOn(w.rt, stream, reduceKernels[dt], blocksOf(packs), blocksPerSM, &parameters)
+	for offset := 0; offset < bytes; offset += room {
+		p := reduceParameters{
+			dst:   dst + uintptr(offset),
+			bytes: min(room, bytes-offset),
+			count: uint32(len(operands)),
+			op:    elements.Code(dt, op),
+		}
+		for i, operand := range operands {
+			p.operands[i] = operand + uintptr(offset)
+		}
+		if err := w.reduce(&p, reduceKernels[dt], room); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reduce copies operands from the window, with room for this many bytes each, and launches a kernel.
+func (w *window) reduce(p *reduceParameters, k kernelID, room int) error {
+	if err := w.in.WaitFor(w.add); err != nil { // which may read an earlier copy
+		return err
+	}
+	next := w.scratch
+	misaligned := p.dst
+	for i, operand := range p.operands[:p.count] {
+		if w.begins(operand) {
+			if err := w.rt.CopyInAsync(w.in, next, hostmem.Slice[byte](operand, p.bytes)); err != nil {
+				return err
+			}
+			p.operands[i] = next
+			next += uintptr(room)
+		}
+		misaligned |= p.operands[i]
+	}
+	p.aligned = flag(misaligned%packBytes == 0)
+	if err := w.add.WaitFor(w.in); err != nil {
+		return err
+	}
+	packs := (p.bytes + packBytes - 1) / packBytes
+	return launchOn(w.rt, w.add.handle, k, blocksOf(packs), blocksPerSM, p)
 }
 
 // packBytes is what a thread reads of an operand at once.
@@ -188,8 +223,8 @@ var reduceKernels = [...]kernelID{
 
 // Wait implements [kernel.Window].
 func (w *window) Wait() error {
-	err := w.out.Synchronize(context.Background())
-	return errors.Join(err, w.in.Synchronize(context.Background()))
+	ctx := context.Background()
+	return errors.Join(w.out.Synchronize(ctx), w.in.Synchronize(ctx), w.add.Synchronize(ctx))
 }
 
 // Close implements [kernel.Window]. After the runtime's Close, which takes the access away, it does nothing.
@@ -198,10 +233,13 @@ func (w *window) Close() error {
 		return nil
 	}
 	var errs []error
-	for _, s := range []*Stream{w.out, w.in} {
+	for _, s := range []*Stream{w.out, w.in, w.add} {
 		if s != nil {
 			errs = append(errs, s.Synchronize(context.Background()), s.Close())
 		}
+	}
+	if w.scratch != 0 {
+		errs = append(errs, w.rt.Deallocate(w.scratch))
 	}
 	return errors.Join(append(errs, w.close())...)
 }

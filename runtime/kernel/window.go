@@ -12,20 +12,20 @@ type WindowOpener interface {
 	OpenWindow(memory []byte) (Window, error)
 }
 
-// Window is memory of the host with its own queues of work on a device: one of copies to the memory, and one of
-// reductions and copies from it. Its methods submit work, and return before that is done. They do not change what the
-// other processes see of the memory until the work is done. A Window belongs to one goroutine at a time.
+// Window is memory of the host with its own queues of work on a device: copies to the memory, copies from it, and
+// reductions. Its methods submit work, and return before that is done. They do not change what the other processes see
+// of the memory until the work is done. A Window belongs to one goroutine at a time.
 type Window interface {
 	// Begin makes later work of the window wait for the work submitted to the compute stream so far.
 	Begin() error
 	// CopyOut copies device memory to a part of the window, behind the earlier copies to the window and the earlier
 	// reductions.
 	CopyOut(dst []byte, src uintptr) error
-	// CopyIn copies a part of the window to device memory, behind the earlier reductions and copies from the window.
+	// CopyIn copies a part of the window to device memory, behind the earlier copies from the window.
 	CopyIn(dst uintptr, src []byte) error
-	// Reduce reduces arrays of the device's memory or the window, in their order and behind the earlier reductions and
-	// copies from the window. The result has the bits that the contract of comm.Communicator prescribes. There are at
-	// least two operands and at most [MaxOperands]. dst is in device memory, and may be an operand.
+	// Reduce reduces arrays of the device's memory or the window, in their order, behind the earlier reductions. The
+	// result has the bits that the contract of comm.Communicator prescribes. There are at least two operands and at most
+	// [MaxOperands]. dst is in device memory, and may be an operand.
 	Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op reductions.Op) error
 	// Wait waits until all work of the window is done.
 	Wait() error

@@ -18,6 +18,7 @@ import (
 var windowTests = []test{
 	{"copies", testWindowCopies},
 	{"reduce", testWindowReduce},
+	{"long reduction", testWindowLongReduction},
 	{"order", testWindowOrder},
 	{"arguments", testWindowArguments},
 }
@@ -123,13 +124,21 @@ func (d *device) checkWindowReduce(
 	require.Equal(d, make([]byte, (skew+1)*size), outside, "%s: written outside", name)
 }
 
-// testWindowOrder: work behind the compute stream, copies out behind reductions, copies in behind both.
+// testWindowLongReduction reduces more than a device may have room for at a time.
+func testWindowLongReduction(d *device) {
+	const n = 9<<20 + 33
+	w, memory := d.window(3 * (n + 8) * 8)
+	d.checkWindowReduce(w, memory, dtype.I8, reductions.Max, 3, n, 1, fmt.Sprint("seed ", Seed))
+}
+
+// testWindowOrder: work is behind the compute stream, copies out behind reductions, and these behind each other.
 func testWindowOrder(d *device) {
 	const n = 1 << 16
 	w, memory := d.window(3 * 4 * n)
 	part := func(i int) []byte { return memory[i*4*n:][:4*n] }
 	x := d.allocate(4 * n)
-	require.NoError(d, d.Fill(x, n, dtype.F32, 1))
+	y := d.allocate(4 * n)
+	z := d.allocate(4 * n)
 	for i := range hostmem.Slice[float32](hostmem.Addr(memory), n) {
 		hostmem.Slice[float32](hostmem.Addr(memory), n)[i] = 2
 	}
@@ -140,14 +149,14 @@ func testWindowOrder(d *device) {
 		require.NoError(d, w.CopyOut(part(1), x))
 		require.NoError(d, w.Wait())
 		require.NoError(d, w.Reduce(x, []uintptr{x, hostmem.Addr(memory)}, n, dtype.F32, reductions.Sum))
-		require.NoError(d, w.CopyOut(part(2), x))
-		require.NoError(d, w.Reduce(x, []uintptr{hostmem.Addr(part(1)), hostmem.Addr(memory)}, n, dtype.F32, reductions.Max))
-		require.NoError(d, w.CopyIn(x, part(1)))
+		require.NoError(d, w.Reduce(y, []uintptr{x, hostmem.Addr(part(1))}, n, dtype.F32, reductions.Sum))
+		require.NoError(d, w.CopyOut(part(2), y))
+		require.NoError(d, w.CopyIn(z, part(1)))
 		require.NoError(d, w.Wait())
-		for name, got := range map[string][]byte{"behind the reduction": part(2), "behind the copy": d.download(x, 4*n)} {
+		for name, got := range map[string][]byte{"behind reductions": part(2), "behind the copy": d.download(z, 4*n)} {
 			want := float32(before)
-			if name == "behind the reduction" {
-				want += 2
+			if name == "behind reductions" {
+				want += want + 2
 			}
 			for _, v := range hostmem.Slice[float32](hostmem.Addr(got), n) {
 				if v != want {

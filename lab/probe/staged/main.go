@@ -65,7 +65,7 @@ func run(ctx context.Context) error {
 	return errors.Join(err, base.Close(), gpu.Close(), host.Close())
 }
 
-// sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 1, 4, 16 and 100 MiB.
+// sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 2, 4, 16 and 100 MiB.
 func sizes() (all []int) {
 	for _, word := range strings.Split(os.Getenv("TUTTI_TEST_SIZES"), ",") {
 		if n, err := strconv.Atoi(word); err == nil {
@@ -73,7 +73,7 @@ func sizes() (all []int) {
 		}
 	}
 	if all == nil {
-		all = []int{1 << 20, 4 << 20, 16 << 20, 100 << 20}
+		all = []int{2 << 20, 4 << 20, 16 << 20, 100 << 20}
 	}
 	return all
 }

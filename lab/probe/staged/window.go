@@ -43,10 +43,10 @@ func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 		{"device to window and back", func() error {
 			return errors.Join(w.CopyOut(own, b.memory), w.CopyIn(b.memory, other), w.Wait())
 		}},
-		{"device reads the window", func() error {
+		{"device reduces what it copies from the window", func() error {
 			return errors.Join(w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
 		}},
-		{"device to window, while it reads it", func() error {
+		{"the same, while it copies to the window", func() error {
 			err := w.CopyOut(own, b.memory)
 			return errors.Join(err, w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
 		}},

@@ -1,5 +1,4 @@
-// Reductions of whole arrays. An operand may be in memory of the host that the driver has registered: reads of several
-// packs are in flight in each thread.
+// Reductions of whole arrays.
 #include "element.cuh"
 
 // Must match reduceParameters.
@@ -13,35 +12,25 @@ struct reduce_args {
   u64 aligned; // 1: all addresses are multiples of a pack
 };
 
-// The reduction of packs i, i + step, … of all operands, in the order of the operands.
-template <typename T, u32 U, typename S> DEVICE void reduce_packs(const reduce_args &a, u64 i, u64 step, u64 end, S shape) {
-  lanes<T> sum[U];
+// The reduction of pack i of all operands, in the order of the operands.
+template <typename T, typename S> DEVICE void reduce_pack(const reduce_args &a, u64 i, S shape) {
+  const u64 at = i * 16, left = a.bytes - at;
+  lanes<T> sum;
+#pragma unroll 1
   for (u32 k = 0; k < a.count; k++) {
-    pack v[U];
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-      if (i + u * step < end) v[u] = read(a.operands[k] + (i + u * step) * 16, a.bytes - (i + u * step) * 16, shape);
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-      if (i + u * step >= end) continue;
-      if (k == 0) sum[u] = widen<T>(v[u]);
-      if (k > 0 || a.op == any || a.op == all) combine<T>(a.op, sum[u], v[u]); // normalizes a byte to a truth value
-    }
+    const pack v = read(a.operands[k] + at, left, shape);
+    if (k == 0) sum = widen<T>(v);
+    if (k > 0 || a.op == any || a.op == all) combine<T>(a.op, sum, v); // normalizes a byte to a truth value
   }
-#pragma unroll
-  for (u32 u = 0; u < U; u++) {
-    const u64 at = i + u * step;
-    if (at < end) write(a.dst + at * 16, a.bytes - at * 16, finish<T>(a.op, sum[u], a.count), shape);
-  }
+  write(a.dst + at, left, finish<T>(a.op, sum, a.count), shape);
 }
 
 template <typename T> DEVICE void reduce(const reduce_args &a) {
-  const u32 U = T::size > 1 ? 4 : 2; // packs of a thread; lanes of narrow types are wider than they are
-  const u64 end = (a.bytes + 15) / 16, whole_packs = a.aligned ? a.bytes / 16 : 0, step = thread_count();
-  go_through<U>(
-      thread_index(), whole_packs, end, step,
-      [&](u64 i) { reduce_packs<T, U>(a, i, step, whole_packs, whole()); },
-      [&](u64 i) { reduce_packs<T, 1>(a, i, step, end, ragged()); });
+  const u64 whole_packs = a.aligned ? a.bytes / 16 : 0;
+  go_through<1>(
+      thread_index(), whole_packs, (a.bytes + 15) / 16, thread_count(),
+      [&](u64 i) { reduce_pack<T>(a, i, whole()); },
+      [&](u64 i) { reduce_pack<T>(a, i, ragged()); });
 }
 
 KERNEL reduce_f64(reduce_args a) { reduce<f64_element>(a); }

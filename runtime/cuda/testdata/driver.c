@@ -800,15 +800,6 @@ CUresult cuMemHostUnregister(void *p) {
   alive[REGISTERED]--;
   return leave(SUCCESS);
 }
-static int moved; /* whether the GPU has memory of the host at another address */
-void fake_move(int on) { moved = on; }
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *p, unsigned flags) {
-  CHANGE();
-  struct mapping *m = find((uint64_t)p);
-  if (!m || !m->pinned || flags) return leave(violation(INVALID_VALUE));
-  *out = (CUdeviceptr)p + (moved ? PAGE : 0);
-  return leave(SUCCESS);
-}
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
   CHANGE();
   struct mapping *m = find(p);
