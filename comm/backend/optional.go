@@ -22,15 +22,6 @@ type MemoryChecker interface {
 	CheckDevice(d runtime.Device) error
 }
 
-// MemorySharer is implemented by communicators whose ranks may share memory of the host.
-type MemorySharer interface {
-	// ShareMemory returns memory of this many bytes, all zero at first, that all ranks have mapped, or nil on all ranks
-	// alike if they share none. It is collective: all ranks pass the same number, with nothing in flight.
-	ShareMemory(ctx context.Context, bytes int) ([]byte, error)
-	// UnshareMemory unmaps memory of ShareMemory on this rank. It may follow Close.
-	UnshareMemory(memory []byte)
-}
-
 // Progress is the progress of one rank's operations.
 type Progress struct {
 	Collectives Count // collectives that move data, and Barrier and Split

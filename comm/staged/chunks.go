@@ -50,14 +50,14 @@ func (s *stage) workInChunks(call, staged *comm.Call) error {
 
 // agree compares what all ranks call: chunks and steps say less. No rank goes on before all have come.
 func (s *stage) agree(call *comm.Call) error {
-	mine := essenceOf(call)
-	all, err := s.exchange(int64(mine))
+	called := essenceOf(call)
+	all, err := s.exchange(int64(called))
 	if err != nil {
 		return err
 	}
-	for rank, other := range all {
-		if other := essence(other); other != mine {
-			return fmt.Errorf("%w: %v of %v, rank %d has %v", comm.ErrMismatch, call.Op, mine, rank, other)
+	for rank, word := range all {
+		if e := essence(word); e != called {
+			return fmt.Errorf("%w: %v of %v, rank %d has %v", comm.ErrMismatch, call.Op, called, rank, e)
 		}
 	}
 	return nil

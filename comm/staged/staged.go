@@ -20,8 +20,8 @@ import (
 // the communication of other chunks. The result is for links much slower than the copies, such as between hosts, and
 // for small messages. Calls run one at a time ([backend.NewSerial]).
 //
-// If all ranks share memory ([backend.MemorySharer]) and all devices access it ([kernel.WindowOpener]), an allreduce
-// of at least 2 MiB goes from device to device through that memory, and devices reduce it. The bits are the same.
+// If all ranks share memory, as those of comm/tcp on one host do, and the devices are GPUs, an allreduce of at least
+// 2 MiB goes from device to device through that memory, and devices reduce it. The bits are the same.
 //
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.
@@ -79,7 +79,7 @@ type stage struct {
 	calls   []comm.Call // the same calls there; guarded by working
 
 	windowState windowState // of window; guarded by working
-	window      window      // zero unless windowState is windowOpen; guarded by working
+	window      passages    // zero unless windowState is windowOpen; guarded by working
 }
 
 // Work implements [backend.Worker].

@@ -7,10 +7,9 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 const (
@@ -26,6 +25,15 @@ var (
 	shortPiece = 4 << 20 // bytes of a piece of a call that is cut, at least
 )
 
+// sharer is a communicator whose ranks may share memory of the host.
+type sharer interface {
+	// ShareMemory returns memory of this many bytes, all zero at first, that all ranks have mapped, or nil on all ranks
+	// alike if they share none. It is collective: all ranks pass the same number, with nothing in flight.
+	ShareMemory(ctx context.Context, bytes int) ([]byte, error)
+	// UnshareMemory unmaps memory of ShareMemory on this rank. It may follow Close.
+	UnshareMemory(memory []byte)
+}
+
 // windowState is whether there is a window, the same on all ranks.
 //
 //	windowUntried ── first long call ──→ windowOpen
@@ -38,7 +46,7 @@ const (
 	windowRefused // ranks share no memory, or a device does not access it
 )
 
-// window is memory that all ranks share and their devices access. Long allreduces go through it.
+// passages is memory that all ranks share and their devices access. Long allreduces go through it.
 //
 // A call is cut into pieces, and a piece into a share for each rank, which reduces it. In step t a rank's device
 //
@@ -49,8 +57,8 @@ const (
 // Then all ranks come together (agree). A rank writes into its own part of the window alone: in a step into one half
 // of it, while the others read what it has written in the step before from the other half. Nobody reads what has not
 // been written completely, since a rank comes when its device is done, and a rank that does not come ends the call.
-type window struct {
-	access   kernel.Window // of this rank's device; nil if there is no window
+type passages struct {
+	access   window.Window // of this rank's device; nil if there is no window
 	memory   []byte        // parts of all ranks
 	share    int           // bytes of the longest share
 	operands []uintptr     // of a reduction, by rank
@@ -73,19 +81,19 @@ func (s *stage) hasWindow() (bool, error) {
 		return s.windowState == windowOpen, nil
 	}
 	ranks := s.base.WorldSize()
-	opener, accesses := s.device.(kernel.WindowOpener)
-	sharer, shares := comm.As[backend.MemorySharer](s.base)
+	opener, accesses := s.device.(window.Opener)
+	base, shares := comm.As[sharer](s.base)
 	s.windowState = windowRefused
-	able, err := s.allAre(accesses && shares && ranks > 1 && ranks <= kernel.MaxOperands)
+	able, err := s.allAre(accesses && shares && ranks > 1 && ranks <= window.MaxOperands)
 	if err != nil || !able {
 		return false, err
 	}
 	share := min(longPiece, windowBytes/(2*ranks)) / ranks / shareAlign * shareAlign
-	memory, err := sharer.ShareMemory(context.Background(), 2*ranks*ranks*share) // Leave ends it
+	memory, err := base.ShareMemory(context.Background(), 2*ranks*ranks*share) // Leave ends it
 	if err != nil || memory == nil {
 		return false, err
 	}
-	s.window = window{
+	s.window = passages{
 		memory:   memory,
 		share:    share,
 		operands: make([]uintptr, ranks),
@@ -117,13 +125,13 @@ func (s *stage) allAre(condition bool) (bool, error) {
 // closeWindow closes the window, if there is one.
 func (s *stage) closeWindow() (err error) {
 	w := s.window
-	s.window = window{}
+	s.window = passages{}
 	s.windowState = windowRefused
 	if w.access != nil {
 		err = w.access.Close()
 	}
-	if sharer, ok := comm.As[backend.MemorySharer](s.base); ok && w.memory != nil {
-		sharer.UnshareMemory(w.memory)
+	if base, ok := comm.As[sharer](s.base); ok && w.memory != nil {
+		base.UnshareMemory(w.memory)
 	}
 	return err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
@@ -42,8 +41,6 @@ type sharing struct {
 	calls   *int // of ShareMemory
 	splits  *int
 }
-
-var _ backend.MemorySharer = sharing{}
 
 func newSharing(c comm.Communicator, m *commons) sharing {
 	return sharing{comm.Wrap(c), m, new(int), new(int)}

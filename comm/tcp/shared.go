@@ -176,8 +176,8 @@ func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (mem
 	return memory, nil
 }
 
-// ShareMemory implements [backend.MemorySharer]: of ranks that have slots, which all ranks of a communicator have, or
-// none.
+// ShareMemory returns memory that all ranks have mapped, or nil on all of them if they have no slots. It is collective:
+// all ranks pass the same number of bytes, with nothing in flight. Package staged looks for it.
 func (c *communicator) ShareMemory(ctx context.Context, bytes int) ([]byte, error) {
 	defer runtime.KeepAlive(c)
 	e := c.e
@@ -195,7 +195,7 @@ func (c *communicator) ShareMemory(ctx context.Context, bytes int) ([]byte, erro
 	return memory, nil
 }
 
-// UnshareMemory implements [backend.MemorySharer].
+// UnshareMemory unmaps memory of ShareMemory on this rank. It may follow Close.
 func (c *communicator) UnshareMemory(memory []byte) { segment.Unmap(memory) }
 
 // share has short collectives of a communicator go over memory, if all its ranks are on one machine. It is collective.

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -56,7 +55,10 @@ func TestShareMemory(t *testing.T) {
 
 // checkShared has ranks write into memory that they share, and read it.
 func checkShared(ctx context.Context, c comm.Communicator, shares bool) error {
-	sharer, ok := comm.As[backend.MemorySharer](c)
+	sharer, ok := comm.As[interface {
+		ShareMemory(ctx context.Context, bytes int) ([]byte, error)
+		UnshareMemory(memory []byte)
+	}](c)
 	if !ok {
 		return errors.New("it shares nothing")
 	}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
@@ -436,7 +437,7 @@ type topKChunksParameters struct {
 // reduceParameters is reduce_args.
 type reduceParameters struct {
 	dst      uintptr                     // of n elements
-	operands [kernel.MaxOperands]uintptr // of n elements each, in the device's memory or the host's
+	operands [window.MaxOperands]uintptr // of n elements each, in the device's memory or the host's
 	bytes    int                         // of n elements
 	count    uint32                      // operands
 	op       uint32                      // as package elements numbers it

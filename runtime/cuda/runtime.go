@@ -33,6 +33,7 @@ import (
 
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/pool"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -85,7 +86,7 @@ var (
 	_ kernel.Provider      = (*Runtime)(nil)
 	_ runtime.StreamForker = (*Runtime)(nil)
 	_ kernel.AsyncCopier   = (*Runtime)(nil)
-	_ kernel.WindowOpener  = (*Runtime)(nil)
+	_ window.Opener        = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.

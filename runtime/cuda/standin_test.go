@@ -19,6 +19,7 @@ import (
 
 	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -135,7 +136,7 @@ func sharedConstants() string {
 	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
 	equal("pick_blocks", picksPerSM)
 	equal("fixed_tile::elements", fixedTile)
-	equal("max_operands", kernel.MaxOperands)
+	equal("max_operands", window.MaxOperands)
 	for _, structure := range slices.Sorted(maps.Keys(kernelStructures)) {
 		parameters := kernelStructures[structure]
 		equal(fmt.Sprintf("sizeof(%s)", structure), int(parameters.Size()))

@@ -86,7 +86,7 @@ func TestStandInWindowStreams(t *testing.T) {
 	require.NoError(t, err)
 	opened, err := rt.OpenWindow(memory)
 	require.NoError(t, err)
-	w := opened.(*window)
+	w := opened.(*hostWindow)
 	waited := func(s, other *Stream) uintptr { return f.Waited.Call(s.Handle(), other.Handle()) }
 	submitted := func(s *Stream) uintptr { return f.Submitted.Call(s.Handle()) }
 	operands := []uintptr{x, hostmem.Addr(memory)}

@@ -9,8 +9,8 @@ import (
 	"github.com/tutti-go/tutti/internal/elements"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/reductions"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // registerPortable is CU_MEMHOSTREGISTER_PORTABLE: pinned for every context.
@@ -20,8 +20,8 @@ const registerPortable = 1
 // reads the host's memory faster than kernels do, above all where processes share a GPU.
 const scratchBytes = 8 << 20
 
-// window is a [kernel.Window]: memory that the driver has registered, and a stream for each kind of work.
-type window struct {
+// hostWindow is a [window.Window]: memory that the driver has registered, and a stream for each kind of work.
+type hostWindow struct {
 	object
 	memory  []byte  // registered
 	scratch uintptr // scratchBytes of the device; 0 before there are some
@@ -31,8 +31,8 @@ type window struct {
 	reduced bool    // out has not waited for the last reduction
 }
 
-// OpenWindow implements [kernel.WindowOpener]. The first call makes the driver compile the kernels of reductions.
-func (r *Runtime) OpenWindow(memory []byte) (kernel.Window, error) {
+// OpenWindow implements [window.Opener]. The first call makes the driver compile the kernels of reductions.
+func (r *Runtime) OpenWindow(memory []byte) (window.Window, error) {
 	if len(memory) == 0 {
 		return nil, r.argument("a window of no bytes")
 	}
@@ -42,7 +42,7 @@ func (r *Runtime) OpenWindow(memory []byte) (kernel.Window, error) {
 	if err := r.register(memory); err != nil {
 		return nil, err
 	}
-	w := &window{
+	w := &hostWindow{
 		object: object{rt: r, handle: hostmem.Addr(memory)},
 		memory: memory,
 	}
@@ -86,14 +86,14 @@ func (r *Runtime) register(memory []byte) error {
 	return nil
 }
 
-// Begin implements [kernel.Window].
-func (w *window) Begin() error {
+// Begin implements [window.Window].
+func (w *hostWindow) Begin() error {
 	compute := w.rt.compute
 	return errors.Join(w.out.WaitFor(compute), w.in.WaitFor(compute), w.add.WaitFor(compute))
 }
 
-// CopyOut implements [kernel.Window].
-func (w *window) CopyOut(dst []byte, src uintptr) error {
+// CopyOut implements [window.Window].
+func (w *hostWindow) CopyOut(dst []byte, src uintptr) error {
 	if err := w.holds(hostmem.Addr(dst), len(dst)); err != nil {
 		return err
 	}
@@ -106,8 +106,8 @@ func (w *window) CopyOut(dst []byte, src uintptr) error {
 	return w.rt.CopyOutAsync(w.out, dst, src)
 }
 
-// CopyIn implements [kernel.Window].
-func (w *window) CopyIn(dst uintptr, src []byte) error {
+// CopyIn implements [window.Window].
+func (w *hostWindow) CopyIn(dst uintptr, src []byte) error {
 	if err := w.holds(hostmem.Addr(src), len(src)); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (w *window) CopyIn(dst uintptr, src []byte) error {
 }
 
 // holds returns an error unless bytes are in the window.
-func (w *window) holds(address uintptr, bytes int) error {
+func (w *hostWindow) holds(address uintptr, bytes int) error {
 	if !w.begins(address) || bytes > len(w.memory)-int(address-w.handle) {
 		return w.rt.argument("%d bytes at %#x are not in the window of %d at %#x",
 			bytes, address, len(w.memory), w.handle)
@@ -124,15 +124,15 @@ func (w *window) holds(address uintptr, bytes int) error {
 }
 
 // begins reports whether an address is in the window.
-func (w *window) begins(address uintptr) bool {
+func (w *hostWindow) begins(address uintptr) bool {
 	return address-w.handle < uintptr(len(w.memory))
 }
 
-// Reduce implements [kernel.Window].
-func (w *window) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op reductions.Op) error {
+// Reduce implements [window.Window].
+func (w *hostWindow) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op reductions.Op) error {
 	switch count := len(operands); {
-	case count < 2 || count > kernel.MaxOperands:
-		return w.rt.argument("%d operands, want 2 to %d", count, kernel.MaxOperands)
+	case count < 2 || count > window.MaxOperands:
+		return w.rt.argument("%d operands, want 2 to %d", count, window.MaxOperands)
 	case !op.Defined(dt):
 		return w.rt.argument("%v of %v", op, dt)
 	}
@@ -175,7 +175,7 @@ func (w *window) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, 
 }
 
 // reduce copies operands from the window, with room for this many bytes each, and launches a kernel.
-func (w *window) reduce(p *reduceParameters, k kernelID, room int) error {
+func (w *hostWindow) reduce(p *reduceParameters, k kernelID, room int) error {
 	if err := w.in.WaitFor(w.add); err != nil { // which may read an earlier copy
 		return err
 	}
@@ -221,14 +221,14 @@ var reduceKernels = [...]kernelID{
 	dtype.Bool:    kernelReduceI8,
 }
 
-// Wait implements [kernel.Window].
-func (w *window) Wait() error {
+// Wait implements [window.Window].
+func (w *hostWindow) Wait() error {
 	ctx := context.Background()
 	return errors.Join(w.out.Synchronize(ctx), w.in.Synchronize(ctx), w.add.Synchronize(ctx))
 }
 
-// Close implements [kernel.Window]. After the runtime's Close, which takes the access away, it does nothing.
-func (w *window) Close() error {
+// Close implements [window.Window]. After the runtime's Close, which takes the access away, it does nothing.
+func (w *hostWindow) Close() error {
 	if w.closed.Load() || w.rt.gate.isShut() {
 		return nil
 	}

@@ -7,7 +7,7 @@
 //
 // The suite never looks at device memory itself: data goes in by CopyIn and out by CopyOut, so it serves devices whose
 // memory the host cannot address. Interfaces that a runtime implements beyond the contract ([runtime.Freezer],
-// [kernel.Provider], [kernel.WindowOpener]) are found by type assertion and tested, too.
+// [kernel.Provider], [window.Opener]) are found by type assertion and tested, too.
 //
 // Results are compared with plain Go programs that share no code with any
 // runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed

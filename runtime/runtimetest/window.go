@@ -10,9 +10,9 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 var windowTests = []test{
@@ -24,10 +24,10 @@ var windowTests = []test{
 }
 
 // window returns a window of this many bytes, and its memory. The end of the test closes it.
-func (d *device) window(bytes int) (kernel.Window, []byte) {
-	opener, ok := d.Runtime.(kernel.WindowOpener)
+func (d *device) window(bytes int) (window.Window, []byte) {
+	opener, ok := d.Runtime.(window.Opener)
 	if !ok {
-		d.Skip("the runtime is no kernel.WindowOpener")
+		d.Skip("the runtime is no window.Opener")
 	}
 	host := cpu.New()
 	address, err := host.Allocate(bytes)
@@ -67,7 +67,7 @@ func testWindowCopies(d *device) {
 // aligned.
 func testWindowReduce(d *device) {
 	const longest = 3*reference.Period + 5
-	w, memory := d.window(kernel.MaxOperands * 8 * (longest + 1))
+	w, memory := d.window(window.MaxOperands * 8 * (longest + 1))
 	for _, dt := range dtype.All() {
 		for _, op := range reductions.All() {
 			if !op.Defined(dt) {
@@ -76,8 +76,8 @@ func testWindowReduce(d *device) {
 			for _, c := range []struct{ operands, n, skew int }{
 				{2, longest, 0},
 				{3, longest, 1},
-				{2 + d.rng.IntN(kernel.MaxOperands-1), 1 + d.rng.IntN(300), d.rng.IntN(2)},
-				{kernel.MaxOperands, 17, 0},
+				{2 + d.rng.IntN(window.MaxOperands-1), 1 + d.rng.IntN(300), d.rng.IntN(2)},
+				{window.MaxOperands, 17, 0},
 			} {
 				name := fmt.Sprintf("%v of %d times %d %v, skew %d, seed %d", op, c.operands, c.n, dt, c.skew, Seed)
 				d.checkWindowReduce(w, memory, dt, op, c.operands, c.n, c.skew, name)
@@ -87,7 +87,7 @@ func testWindowReduce(d *device) {
 }
 
 func (d *device) checkWindowReduce(
-	w kernel.Window,
+	w window.Window,
 	memory []byte,
 	dt dtype.DType,
 	op reductions.Op,
@@ -170,22 +170,22 @@ func testWindowOrder(d *device) {
 func testWindowArguments(d *device) {
 	w, memory := d.window(1000)
 	x := d.allocate(1000)
-	other := make([]byte, 10)
-	at := hostmem.Addr(memory)
-	require.NoError(d, w.Reduce(x, []uintptr{x, at}, 0, dtype.F32, reductions.Sum))
+	elsewhere := make([]byte, 10)
+	start := hostmem.Addr(memory)
+	require.NoError(d, w.Reduce(x, []uintptr{x, start}, 0, dtype.F32, reductions.Sum))
 	for name, err := range map[string]error{
-		"other memory": w.CopyOut(other, x),
-		"from other":   w.CopyIn(x, other),
+		"other memory": w.CopyOut(elsewhere, x),
+		"from other":   w.CopyIn(x, elsewhere),
 		"no source":    w.CopyOut(memory[:4], 0),
 		"one operand":  w.Reduce(x, []uintptr{x}, 1, dtype.F32, reductions.Sum),
-		"too many":     w.Reduce(x, make([]uintptr, kernel.MaxOperands+1), 1, dtype.F32, reductions.Sum),
+		"too many":     w.Reduce(x, make([]uintptr, window.MaxOperands+1), 1, dtype.F32, reductions.Sum),
 		"nil operand":  w.Reduce(x, []uintptr{x, 0}, 1, dtype.F32, reductions.Sum),
-		"nil result":   w.Reduce(0, []uintptr{x, at}, 1, dtype.F32, reductions.Sum),
-		"negative":     w.Reduce(x, []uintptr{x, at}, -1, dtype.F32, reductions.Sum),
-		"undefined":    w.Reduce(x, []uintptr{x, at}, 1, dtype.I32, reductions.Avg),
+		"nil result":   w.Reduce(0, []uintptr{x, start}, 1, dtype.F32, reductions.Sum),
+		"negative":     w.Reduce(x, []uintptr{x, start}, -1, dtype.F32, reductions.Sum),
+		"undefined":    w.Reduce(x, []uintptr{x, start}, 1, dtype.I32, reductions.Avg),
 	} {
 		assert.ErrorIs(d, err, runtime.ErrArgument, name)
 	}
-	_, err := d.Runtime.(kernel.WindowOpener).OpenWindow(nil)
+	_, err := d.Runtime.(window.Opener).OpenWindow(nil)
 	assert.ErrorIs(d, err, runtime.ErrArgument)
 }

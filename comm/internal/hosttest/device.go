@@ -8,11 +8,11 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Device is memory of the host that counts as a device's, which has windows ([kernel.WindowOpener]).
+// Device is memory of the host that counts as a device's, which has windows ([window.Opener]).
 type Device struct {
 	runtime.Runtime
 	Failure error           // of OpenWindow; set before it is called
@@ -43,13 +43,13 @@ func (d *Device) Counts() Counts {
 	return d.counts
 }
 
-// OpenWindow implements [kernel.WindowOpener].
-func (d *Device) OpenWindow([]byte) (kernel.Window, error) {
+// OpenWindow implements [window.Opener].
+func (d *Device) OpenWindow([]byte) (window.Window, error) {
 	if d.Failure != nil {
 		return nil, d.Failure
 	}
 	d.add(Counts{Open: 1, Opened: 1})
-	return &window{device: d}, nil
+	return &hostWindow{device: d}, nil
 }
 
 func (d *Device) add(c Counts) (before Counts) {
@@ -63,8 +63,8 @@ func (d *Device) add(c Counts) (before Counts) {
 	return before
 }
 
-// window does all work in Wait, so that nobody finds it done earlier.
-type window struct {
+// hostWindow does all work in Wait, so that nobody finds it done earlier.
+type hostWindow struct {
 	device   *Device    // whose memory it copies
 	work     []work     // submitted
 	operands []uintptr  // of the reductions in work
@@ -81,19 +81,19 @@ type work struct {
 	op          comm.ReduceOp // likewise
 }
 
-func (w *window) Begin() error { return nil }
+func (w *hostWindow) Begin() error { return nil }
 
-func (w *window) CopyOut(dst []byte, src uintptr) error {
+func (w *hostWindow) CopyOut(dst []byte, src uintptr) error {
 	w.work = append(w.work, work{dst: hostmem.Addr(dst), src: src, n: len(dst)})
 	return nil
 }
 
-func (w *window) CopyIn(dst uintptr, src []byte) error {
+func (w *hostWindow) CopyIn(dst uintptr, src []byte) error {
 	w.work = append(w.work, work{dst: dst, src: hostmem.Addr(src), n: len(src)})
 	return nil
 }
 
-func (w *window) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op comm.ReduceOp) error {
+func (w *hostWindow) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, op comm.ReduceOp) error {
 	first := len(w.operands)
 	w.operands = append(w.operands, operands...)
 	w.work = append(w.work, work{dst: dst, n: n, first: first, last: len(w.operands), dt: dt, op: op})
@@ -101,7 +101,7 @@ func (w *window) Reduce(dst uintptr, operands []uintptr, n int, dt dtype.DType, 
 	return nil
 }
 
-func (w *window) Wait() error {
+func (w *hostWindow) Wait() error {
 	for _, x := range w.work {
 		before := w.device.add(Counts{Works: 1})
 		if w.device.Working != nil {
@@ -119,7 +119,7 @@ func (w *window) Wait() error {
 	return nil
 }
 
-func (w *window) Close() error {
+func (w *hostWindow) Close() error {
 	if w.closed {
 		return errors.New("closed twice")
 	}

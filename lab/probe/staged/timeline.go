@@ -8,8 +8,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime/cuda"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // timeline has the parts of one call.
@@ -78,7 +78,7 @@ func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
 	return g.timeline.time("host to device", func() error { return g.Runtime.CopyIn(dst, src) })
 }
 
-func (g *timedGPU) OpenWindow(memory []byte) (kernel.Window, error) {
+func (g *timedGPU) OpenWindow(memory []byte) (window.Window, error) {
 	w, err := g.Runtime.OpenWindow(memory)
 	if err != nil {
 		return nil, err

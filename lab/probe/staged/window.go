@@ -6,17 +6,19 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/window"
 	"github.com/tutti-go/tutti/runtime/cuda"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // measureWindow measures what a device does with memory that both ranks share: all data at once, each direction alone,
 // both, and a reduction of what both ranks have there.
 func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b *buffers) error {
-	sharer, ok := comm.As[backend.MemorySharer](base)
+	sharer, ok := comm.As[interface {
+		ShareMemory(ctx context.Context, bytes int) ([]byte, error)
+		UnshareMemory(memory []byte)
+	}](base)
 	if !ok {
 		return nil
 	}
@@ -25,7 +27,7 @@ func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 		return err
 	}
 	defer sharer.UnshareMemory(memory)
-	var w kernel.Window
+	var w window.Window
 	err = once(base, fmt.Sprintf("%d | open a window of both ranks", b.bytes), func() (err error) {
 		w, err = gpu.OpenWindow(memory)
 		return err
@@ -34,20 +36,20 @@ func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 		return err
 	}
 	part := func(rank int) []byte { return memory[rank%base.WorldSize()*b.bytes:][:b.bytes] }
-	own := part(base.Rank())
-	other := part(base.Rank() + 1)
-	operands := []uintptr{b.memory, hostmem.Addr(other)}
+	outbound := part(base.Rank())
+	inbound := part(base.Rank() + 1)
+	operands := []uintptr{b.memory, hostmem.Addr(inbound)}
 	err = measureAllOf(ctx, base, b.bytes, []call{
-		{"device to window", func() error { return errors.Join(w.CopyOut(own, b.memory), w.Wait()) }},
-		{"window to device", func() error { return errors.Join(w.CopyIn(b.memory, other), w.Wait()) }},
+		{"device to window", func() error { return errors.Join(w.CopyOut(outbound, b.memory), w.Wait()) }},
+		{"window to device", func() error { return errors.Join(w.CopyIn(b.memory, inbound), w.Wait()) }},
 		{"device to window and back", func() error {
-			return errors.Join(w.CopyOut(own, b.memory), w.CopyIn(b.memory, other), w.Wait())
+			return errors.Join(w.CopyOut(outbound, b.memory), w.CopyIn(b.memory, inbound), w.Wait())
 		}},
 		{"device reduces what it copies from the window", func() error {
 			return errors.Join(w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
 		}},
 		{"the same, while it copies to the window", func() error {
-			err := w.CopyOut(own, b.memory)
+			err := w.CopyOut(outbound, b.memory)
 			return errors.Join(err, w.Reduce(b.memory, operands, b.bytes/4, dtype.F32, comm.Max), w.Wait())
 		}},
 		{"wait for nothing", w.Wait},
@@ -57,7 +59,7 @@ func measureWindow(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 
 // timedWindow is a window whose work is parts.
 type timedWindow struct {
-	kernel.Window
+	window.Window
 	timeline *timeline // of the work
 }
 

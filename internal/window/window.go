@@ -1,14 +1,15 @@
-package kernel
+// Package window is the contract of memory of the host that devices of several processes access.
+package window
 
 import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// WindowOpener is implemented by runtimes of devices that access memory of the host which other processes access, too.
-type WindowOpener interface {
+// Opener is implemented by runtimes of devices that access memory of the host which other processes access, too.
+type Opener interface {
 	// OpenWindow gives the device access to memory, which is not on the Go heap and stays until the window is closed.
-	// The error wraps [runtime.ErrUnsupported] if the device cannot access it.
+	// The error wraps runtime.ErrUnsupported if the device cannot access it.
 	OpenWindow(memory []byte) (Window, error)
 }
 
