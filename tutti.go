@@ -145,9 +145,9 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 	if c.Ranks < 0 {
 		return fmt.Errorf("%w: %d ranks", comm.ErrArgument, c.Ranks)
 	}
-	if least, _ := strconv.Atoi(os.Getenv(env.Min)); least > job.WorldSize {
-		return fmt.Errorf("%w: an elastic job of %d ranks or more (--min), and tutti.Run has %d: elastic.Join waits for others",
-			comm.ErrArgument, least, job.WorldSize)
+	if members, _ := strconv.Atoi(os.Getenv(env.Min)); members > job.WorldSize {
+		const format = "%w: an elastic job of %d ranks or more (--min), and tutti.Run has %d: elastic.Join waits for others"
+		return fmt.Errorf(format, comm.ErrArgument, members, job.WorldSize)
 	}
 	switch c.Backend {
 	case Local:

@@ -29,8 +29,8 @@ const longestReason = 1 << 10
 
 // refusal is an answer of who is not the store, or of the store, or none on a connection.
 type refusal struct {
-	by, reason string // the address that answered
-	from       listener
+	by, reason string   // the address that answered
+	from       listener // what has answered; zero is another program
 }
 
 // listener is what an address leads to.

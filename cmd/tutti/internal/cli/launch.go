@@ -152,11 +152,11 @@ func checkMembers(cfg launch.Config) error {
 		return nil
 	}
 	total := cfg.Ranks
-	where := "here"
+	place := "here"
 	remedy := fmt.Sprintf("start %d (-n %[1]d)", cfg.Min)
 	if cfg.Slots != nil {
 		total = 0
-		where = "on the hosts"
+		place = "on the hosts"
 		remedy = "name more hosts"
 	}
 	for _, s := range cfg.Slots {
@@ -170,7 +170,7 @@ func checkMembers(cfg launch.Config) error {
 		noun = "rank starts"
 	}
 	return console.Usagef("--min is %d, but %d %s %s, and others need --listen to join them: %s, or give an address",
-		cfg.Min, total, noun, where, remedy)
+		cfg.Min, total, noun, place, remedy)
 }
 
 // launchFlags adds the flags of the launch command.

@@ -17,7 +17,7 @@ import (
 
 // guard is the process that starts a launcher's keepers, as the launcher sees it.
 type guard struct {
-	cmd     *exec.Cmd
+	cmd     *exec.Cmd     // its process
 	conn    *net.UnixConn // its standard input, for the files of keepers; when it ends, the guard kills all ranks
 	answers *gob.Decoder  // of conn
 	gone    chan struct{} // closed when cmd has ended
@@ -38,13 +38,13 @@ func newGuard() (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, other, err := socketPair()
+	conn, end, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
-	defer other.Close() //nolint:errcheck // the guard has it
+	defer end.Close() //nolint:errcheck // the guard has it
 	g := &guard{
-		cmd:     &exec.Cmd{Path: path, Args: []string{guardName}, Stdin: other, Stderr: os.Stderr},
+		cmd:     &exec.Cmd{Path: path, Args: []string{guardName}, Stdin: end, Stderr: os.Stderr},
 		conn:    conn,
 		answers: gob.NewDecoder(conn),
 		gone:    make(chan struct{}),
@@ -62,7 +62,7 @@ func newGuard() (*guard, error) {
 }
 
 // socketPair returns the two ends of a connection that passes files.
-func socketPair() (conn *net.UnixConn, other *os.File, err error) {
+func socketPair() (conn *net.UnixConn, end *os.File, err error) {
 	syscall.ForkLock.RLock()
 	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err == nil {
@@ -73,12 +73,12 @@ func socketPair() (conn *net.UnixConn, other *os.File, err error) {
 	if err != nil {
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
-	other = os.NewFile(uintptr(ends[1]), "guard")
+	end = os.NewFile(uintptr(ends[1]), "guard")
 	conn, err = unixConn(os.NewFile(uintptr(ends[0]), "launcher"))
 	if err != nil {
-		return nil, nil, errors.Join(err, other.Close())
+		return nil, nil, errors.Join(err, end.Close())
 	}
-	return conn, other, nil
+	return conn, end, nil
 }
 
 // unixConn is the connection that a file is, which it closes.
@@ -161,9 +161,9 @@ func guardRanks(launcher *net.UnixConn) error {
 	answers := gob.NewEncoder(launcher)
 	w := &watch{keepers: map[int]*os.File{}}
 	for {
-		var again <-chan time.Time // nil if nothing is being killed
+		var repeat <-chan time.Time // nil if nothing is being killed
 		if w.sweep() {
-			again = time.After(killTime)
+			repeat = time.After(killTime)
 		} else if w.alone {
 			w.killKeepers()
 			return nil
@@ -179,7 +179,7 @@ func guardRanks(launcher *net.UnixConn) error {
 			w.deadline = time.Now().Add(orphanTime)
 		case <-children:
 			w.reap()
-		case <-again:
+		case <-repeat:
 			w.reap()
 		}
 	}

@@ -35,9 +35,9 @@ var passedOn = []os.Signal{
 // Keep returns at once, unless this process is one that a launcher has started: a keeper, the parent of all that a rank
 // starts, or the guard, the parent of all keepers. Programs with launchers call it first.
 //
-// A keeper ends when nothing of its rank is left. When the keeper is killed, the guard kills the rank. When the launcher
-// ends, however that happens, the guard kills all ranks. When the guard is killed, the launcher, or its end, has the
-// keepers kill their ranks.
+// A keeper ends when nothing of its rank is left. When the keeper is killed, the guard kills the rank. When the
+// launcher ends, for whatever reason, the guard kills all ranks. When the guard is killed, the launcher ends the
+// keepers, which kill their ranks.
 func Keep() {
 	var work func() error
 	switch os.Args[0] {
