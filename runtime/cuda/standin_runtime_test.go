@@ -57,7 +57,10 @@ func TestStandInCloseLeavesNothing(t *testing.T) {
 	for index := range 2 {
 		rt := openRuntime(t, index)
 		e := makeEverything(t, rt)
+		window, err := rt.OpenWindow(hostMemory(t, 4096))
+		require.NoError(t, err)
 		assert.Len(t, f.alive(), len(kinds), "one of each kind at least: %v", f.alive())
+		require.NoError(t, window.Close())
 		require.NoError(t, rt.FreePinned(e.pinned))
 		require.NoError(t, rt.Close())
 		assert.Empty(t, f.alive())
@@ -81,7 +84,7 @@ func TestStandInCloseLeavesNothing(t *testing.T) {
 		} {
 			assert.ErrorIs(t, err, runtime.ErrClosed, name)
 		}
-		_, err := rt.CopyInStream()
+		_, err = rt.CopyInStream()
 		assert.ErrorIs(t, err, runtime.ErrClosed)
 		_, err = rt.Stream().Capture(func() error { return nil })
 		assert.ErrorIs(t, err, runtime.ErrClosed)
