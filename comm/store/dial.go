@@ -85,16 +85,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
 	reminder := waiting.Remind()
 	defer reminder.Stop()
-	first := glance // bounds an attempt at the first address
-	spare := glance // and at each of the others
-	switch {
-	case d.Once:
-	case d.severalHosts(): // a host that is lost answers nothing, and another one serves the store as well
-		first = firstGlance
-		spare = firstGlance
-	default:
-		spare = spareGlance
-	}
+	first, spare := d.glances()
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		var now reasons // of this round
 		sure := true    // every address has refused this process
@@ -146,6 +137,17 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// glances returns the bounds of the first attempt at the first address, and at each of the others.
+func (d Dialer) glances() (first, spare time.Duration) {
+	switch {
+	case d.Once:
+		return glance, glance
+	case d.severalHosts(): // a host that is lost answers nothing, and another one serves the store as well
+		return firstGlance, firstGlance
+	}
+	return glance, spareGlance
 }
 
 // warn says that somebody else than the job's store was found, or nobody who speaks, ever more rarely.
