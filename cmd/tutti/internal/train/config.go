@@ -12,51 +12,44 @@ import (
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
-// Config is what to train and how.
+// Config says what to train and how.
 type Config struct {
-	// Backend is the name that results carry, and Network what they say of an
-	// emulated one.
+	// Backend and Network, an emulated network, are copied into results.
 	Backend, Network string
-	// Patterns are trained one after the other, each from the same start and with each of Values: as what
-	// values travel (the codecs of package sparse).
+	// Patterns are trained one after the other from the same start, each with every codec in Values (package sparse).
 	Patterns, Values []string
-	// Density is the part of the gradient that a sparse pattern selects, in
-	// (0, 1].
+	// Density is the fraction of the gradient that a sparse pattern selects, in (0, 1].
 	Density float64
-	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
-	// are all alike.
+	// Hosts is the number of hosts that the ranks run on, see [backend.NewReducer]; 0 treats all ranks alike.
 	Hosts int
-	// NoErrorFeedback forgets what was not selected, instead of keeping it for
-	// the next step.
+	// NoErrorFeedback discards entries that were not selected. By default they are kept for the next step.
 	NoErrorFeedback bool
-	// WarmupSteps is how many steps at the beginning are exchanged dense.
+	// WarmupSteps is the number of steps at the beginning that exchange dense gradients.
 	WarmupSteps int
 
-	// Outer, if Every is set, has each rank train on its own part of the batches with a separate optimizer, and the ranks
-	// average their parameters every few steps by pattern and density (package outer), instead of gradients in every step.
-	// With Hosts, the ranks of a host average their gradients in every step.
+	// Outer, if Every is set, has each rank train on its own part of the batches with its own optimizer. Every few
+	// steps the ranks average their parameters by pattern and density (package outer), instead of gradients in every
+	// step. With Hosts, the ranks of a host average their gradients in every step.
 	Outer outer.Config
-	// Beside are patterns that average gradients in every step, before those of Outer.
+	// Beside are patterns that average gradients in every step. They run before the patterns of Outer.
 	Beside []string
 
-	// Reproducible, if not 0, has the weights be the same to the last bit for any number of ranks: a step has this number
-	// of microbatches, which the ranks share, and the momentum is one of all ranks. ReproducibleBits is the precision of
-	// each, see [ddp.Config].
+	// Reproducible, if not 0, makes the weights the same to the last bit for any number of ranks: a step has this
+	// number of microbatches, which the ranks divide among themselves, and one momentum for all ranks.
+	// ReproducibleBits is the precision of each microbatch, see [ddp.Config].
 	Reproducible, ReproducibleBits int
-	// Elastic has members come and go ([RunElastic]).
+	// Elastic lets members come and go ([RunElastic]).
 	Elastic bool
-	// Patience is how long a member that lives may keep the others waiting: of an [elastic.Config].
+	// Patience is how long a live member may keep the others waiting, see [elastic.Config].
 	Patience time.Duration
 
-	// Text is a file of which the model predicts each byte from those before it, instead
-	// of digits.
+	// Text is a file whose bytes the model predicts, each from the bytes before it. "" trains on digits.
 	Text string
-	// Turned makes the task harder: images are turned and mirrored at random, and
-	// have noise.
+	// Turned makes the task harder: images are turned and mirrored at random, and noise is added.
 	Turned bool
-	// Epochs is how often every training image is seen.
+	// Epochs is the number of passes over the training images.
 	Epochs int
-	// Batch is the number of images of one step, over all ranks.
+	// Batch is the number of images in one step over all ranks.
 	Batch int
 	// Hidden is the width of the hidden layer.
 	Hidden int
@@ -65,16 +58,13 @@ type Config struct {
 	LearningRate float64
 	// Momentum of each rank's velocity, in [0, 1).
 	Momentum float64
-	// Target is a test accuracy in percent; results say when it was reached. 0
-	// for none.
+	// Target is a test accuracy in percent, 0 for none. Results say when it was reached.
 	Target float64
-	// Seed determines the division of the images, the initial weights and the
-	// order of the images. Equal seeds give equal results.
+	// Seed determines the division and order of the images, and the initial weights. Equal seeds give equal results.
 	Seed uint64
 }
 
-// Default is the configuration of `tutti train` without flags, for the given
-// patterns.
+// Default is the configuration of `tutti train` without flags, for the given patterns.
 func Default(patterns ...string) Config {
 	return Config{
 		Patterns:     patterns,
@@ -90,7 +80,7 @@ func Default(patterns ...string) Config {
 	}
 }
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c Config) Validate() error {
 	bad := func(name string, value any, want string) error {
 		return fmt.Errorf("%s %v is not %s", name, value, want)
@@ -149,8 +139,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Runs are the trainings: each has one pattern and one kind of values. Beside an outer loop, dense
-// ones have f32.
+// Runs returns one configuration per training, each with one pattern and one codec. Dense trainings beside an outer
+// loop send f32.
 func (c Config) Runs() (runs []Config) {
 	add := func(c Config, patterns, values []string) {
 		for _, pattern := range patterns {
@@ -174,7 +164,7 @@ func (c Config) Runs() (runs []Config) {
 	return runs
 }
 
-// validateSize is Validate where there are n training examples.
+// validateSize is Validate for n training examples.
 func (c Config) validateSize(n int) error {
 	if c.Batch < 1 || c.Batch > n {
 		return fmt.Errorf("batch %d is not in [1, %d], the number of training examples", c.Batch, n)
@@ -185,12 +175,11 @@ func (c Config) validateSize(n int) error {
 	return nil
 }
 
-// testsPerEpoch is how often the accuracy is measured, as far as an epoch has
-// steps.
+// testsPerEpoch is how often an epoch measures the accuracy, if it has as many steps.
 const testsPerEpoch = 4
 
-// testEvery is the number of steps from one test to the next: with an outer loop, of whole
-// windows, after which ranks have the same parameters.
+// testEvery is the number of steps between tests. With an outer loop it is a whole number of windows, after which
+// ranks have the same parameters.
 func (c Config) testEvery(stepsPerEpoch int) int {
 	every := max(1, stepsPerEpoch/testsPerEpoch)
 	window := max(1, c.Outer.Every)
@@ -200,29 +189,27 @@ func (c Config) testEvery(stepsPerEpoch int) int {
 // trainingImages is the size of the training set.
 const trainingImages = digits.Images - digits.TestImages
 
-// maxSteps bounds the curve, which has a point for every step: 240 MB.
+// maxSteps bounds the curve, which has a point for every step, to 240 MB.
 const maxSteps = 10_000_000
 
-// maxHidden keeps a mistyped width from asking for all memory: 2^20 units are
-// 75 million parameters.
+// maxHidden keeps a mistyped width from allocating all memory: 2^20 units have 75 million parameters.
 const maxHidden = 1 << 20
 
-// bytes is what a rank needs at least: weights, gradient, velocity, what is
-// exchanged and its residual, two activations, and the curve.
+// bytes is the least memory that a rank needs: weights, gradient, velocity, the exchanged tensor and its residual,
+// two activations, and the curve.
 func (c Config) bytes(examples int) float64 {
 	s := c.shape()
 	floats := 5*s.parameters() + c.Batch*(s.inputs+2*s.hidden+s.classes)
 	if c.Outer.Every > 0 {
 		floats += 2 * s.parameters()
 	}
-	floats += c.Reproducible * s.parameters() // which one rank may have all of
+	floats += c.Reproducible * s.parameters() // one rank may have all microbatches
 	return 4*float64(floats) + 24*float64(c.Epochs)*float64(examples/c.Batch)
 }
 
-// schedule is the learning rate of each step: it rises in equal steps during
-// the first epoch, or the first quarter of all, and then falls along a half cosine to nearly zero
-// (I. Loshchilov, F. Hutter, "SGDR", 2017, without restarts). The fall gives
-// error feedback the time to deliver what it still holds.
+// schedule is the learning rate of each step. It rises linearly during the first epoch, or the first quarter of the
+// training if that is shorter, and then falls along a half cosine to nearly zero (I. Loshchilov, F. Hutter, "SGDR",
+// 2017, without restarts). The fall gives error feedback time to deliver its residual.
 func (c Config) schedule(step, stepsPerEpoch int) float32 {
 	total := stepsPerEpoch * c.Epochs
 	rise := min(stepsPerEpoch, (total+3)/4)

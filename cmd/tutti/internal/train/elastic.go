@@ -26,30 +26,31 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// leaving is how long a member that is told to end waits for the next vote, to leave in order: another member gets its
-// residual.
+// leaving is how long a member that is asked to end waits for the next vote. It then leaves in order, and another
+// member takes over its residual.
 const leaving = 5 * time.Second
 
-// progress is what members have alike. A velocity is a member's own, and begins with zeros.
+// progress is the state that members share. With Reproducible it includes the velocity; otherwise each member's
+// velocity is private and starts at zero.
 type progress struct {
-	Step, Tested int       // steps that are done, and how many were when the accuracy was measured last
+	Step, Tested int       // steps made, and steps made before the last test
 	Params       []float32 // of the model
 	Velocity     []float32 // with Reproducible: the same on all members
 	History      history   // of the job
 	Shared       []byte    // of the reduction
 }
 
-// member is what a process trains as a member of an elastic job, whose reducer it is.
+// member is one process's part of an elastic job. It is the job's trainer.
 type member struct {
 	*sparse.Reducer
 	*trainer
-	done     progress  // Params, History and Shared are set in a copy that is sent
+	done     progress  // Params, History and Shared are set only in copies that are sent
 	testSet  examples  // to test on
-	observer Observer  // told of each step
-	start    time.Time // of this process's part
+	observer Observer  // receives each step
+	start    time.Time // when this process began
 }
 
-// newMember makes a member that trains with nobody yet.
+// newMember makes a member that is not yet in a communicator.
 func newMember(ctx context.Context, rt runtime.Runtime, cfg Config, observer Observer) (*member, error) {
 	trainSet, testSet, err := cfg.examples()
 	if err != nil {
@@ -145,10 +146,10 @@ func (m *member) Residuals() ([]*runtime.Tensor, error) {
 	return []*runtime.Tensor{residual}, err
 }
 
-// Hash is what members compare, as [elastic.Trainer] says.
+// Hash returns the hash that members compare, as [elastic.Trainer] says.
 func (m *member) Hash(context.Context) (uint64, error) { return m.hash(), nil }
 
-// membership is what a member has from the environment that a launcher gives it.
+// membership reads a member's configuration from the environment that a launcher sets.
 func membership(rt runtime.Runtime, cfg Config) (elastic.Config, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
@@ -162,7 +163,7 @@ func membership(rt runtime.Runtime, cfg Config) (elastic.Config, error) {
 	if err := links.ReadEnv(os.Getenv, job.LocalRank); err != nil {
 		return conf, err
 	}
-	conf.Silence = links.Silence // slow links make all times of a member longer
+	conf.Silence = links.Silence // slow links lengthen all of a member's timeouts
 	conf.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		c := links
 		c.Rank = p.Rank
@@ -173,8 +174,8 @@ func membership(rt runtime.Runtime, cfg Config) (elastic.Config, error) {
 	return conf, nil
 }
 
-// RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
-// stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
+// RunElastic trains as a member of a job started by tutti launch --min. The batch over all members stays the same for
+// any number of members. The member with rank 0 in the last epoch reports to the observer.
 func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	rt := cpu.New()
 	conf, err := membership(rt, cfg)
@@ -205,7 +206,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	return errors.Join(err, context.Cause(ctx), m.Close(), t.close())
 }
 
-// proceed makes a step of the job: one of the training, a test, or the last one, which averages the results.
+// proceed makes one step of the job: a training step, a test, or the last step, which averages the results.
 func (m *member) proceed(ctx context.Context, job *elastic.Member) error {
 	perEpoch := m.data.Len() / m.cfg.Batch
 	steps := perEpoch * m.cfg.Epochs
@@ -273,7 +274,7 @@ func (m *member) advance(ctx context.Context, perEpoch, steps int) error {
 	return m.advanced(ctx, loss, steps)
 }
 
-// advanced notes a step that was made.
+// advanced records a completed step.
 func (m *member) advanced(ctx context.Context, loss float64, steps int) error {
 	m.done.Step++
 	if m.rank.Comm.Rank() == 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestMemberTimes: the times of a member follow from --tcp-silence, which launchers give ranks in the environment, and
-// from --patience.
+// TestMemberTimes checks that a member's timeouts follow from --tcp-silence, which launchers pass to ranks in the
+// environment, and from --patience.
 func TestMemberTimes(t *testing.T) {
 	for name, value := range map[string]string{
 		"TUTTI_RANK":             "0",

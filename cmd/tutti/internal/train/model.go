@@ -18,7 +18,7 @@ type model struct {
 	params []float32 // all parameters
 	layers layers    // views of params
 
-	// Work space for up to capacity examples.
+	// Work space for at most capacity examples.
 	capacity      int
 	input         []float32 // capacity × inputs
 	activation    []float32 // capacity × hidden, after the rectifier
@@ -26,7 +26,7 @@ type model struct {
 	backward      []float32 // capacity × hidden, gradient of the hidden layer
 }
 
-// shape of a model, with the number of an example's inputs that are not 0.
+// shape describes a model. active is the number of an example's inputs that are not 0.
 type shape struct{ inputs, active, hidden, classes int }
 
 // layers are the parts of a parameter or gradient vector: weights as
@@ -59,8 +59,7 @@ func (s shape) view(v []float32) layers {
 	}
 }
 
-// newModel makes a model with zero parameters that takes up to capacity examples
-// at a time.
+// newModel makes a model with zero parameters for at most capacity examples at a time.
 func newModel(s shape, capacity int) *model {
 	params := make([]float32, s.parameters())
 	return &model{
@@ -75,9 +74,8 @@ func newModel(s shape, capacity int) *model {
 	}
 }
 
-// initialize draws the weights from normal distributions with variance
-// 2/inputs, those that are not 0 (K. He et al., "Delving Deep into Rectifiers", 2015) and sets the
-// biases to zero.
+// initialize sets the biases to zero and draws the weights from normal distributions with variance 2/n, where n is
+// the number of inputs that are not 0 (K. He et al., "Delving Deep into Rectifiers", 2015).
 func (m *model) initialize(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0x1417))
 	draw := func(w []float32, inputs int) {
@@ -92,9 +90,8 @@ func (m *model) initialize(seed uint64) {
 	clear(m.layers.b2)
 }
 
-// gradient stores in grad (as long as params) the sum of the gradients of the
-// loss over the given examples, times scale, and returns the sum of the losses.
-// There may be no examples.
+// gradient stores in grad (as long as params) the sum of the gradients of the loss over the given examples, times
+// scale. It returns the sum of the losses. The batch may be empty.
 func (m *model) gradient(grad []float32, set examples, batch []int, scale float32) (loss float64) {
 	clear(grad)
 	if len(batch) == 0 {
@@ -155,7 +152,7 @@ func (m *model) gradient(grad []float32, set examples, batch []int, scale float3
 	return loss
 }
 
-// test returns how many examples the model reads right, and the sum of the losses.
+// test returns the number of examples that the model classifies correctly, and the sum of the losses.
 func (m *model) test(set examples) (right int, loss float64) {
 	batch := make([]int, 0, m.capacity)
 	for i := range set.Len() {
@@ -177,12 +174,12 @@ func (m *model) test(set examples) (right int, loss float64) {
 	return right, loss
 }
 
-// surprise is the loss of a label of probability p.
+// surprise is the loss of a label with probability p.
 func surprise(p float32) float64 {
 	return -math.Log(max(float64(p), math.SmallestNonzeroFloat32))
 }
 
-// row is the class probabilities of the i-th example that was given to forward.
+// row returns the class probabilities of the i-th example passed to forward.
 func (m *model) row(i int) []float32 {
 	return m.probabilities[i*m.classes : (i+1)*m.classes]
 }
@@ -206,7 +203,7 @@ func (m *model) forward(set examples, batch []int) {
 			hidden,
 		)
 	}
-	for i, example := range batch { // inputs of a text are 1 or 0
+	for i, example := range batch { // the inputs of a text are 1 or 0
 		for _, input := range set.context(example) {
 			blas32.Axpy(
 				1,
@@ -241,7 +238,7 @@ func softmax(z []float32) {
 	}
 }
 
-// matrix looks at the first rows × columns values of data, in row order.
+// matrix views the first rows × columns values of data as a matrix in row order.
 func matrix(data []float32, rows, columns int) blas32.General {
 	return blas32.General{
 		Rows:   rows,

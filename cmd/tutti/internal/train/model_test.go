@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
-// inputs are all inputs of an example.
+// inputs returns all inputs of an example.
 func inputs(set examples, i int) []float32 {
 	if set.text == nil {
 		return set.Image(i)
@@ -61,7 +61,7 @@ func TestGradientIsTheDerivativeOfTheLoss(t *testing.T) {
 	testGradient(t, text, Config{Hidden: hidden, Text: "fox"}.shape(), 37, seed)
 }
 
-// testGradient compares every n-th element of a gradient.
+// testGradient compares one in every n elements of a gradient.
 func testGradient(t *testing.T, set examples, s shape, every int, seed uint64) {
 	images := []int{4, 0, 17, 99, 4}
 	m := newModel(s, len(images))
@@ -121,7 +121,7 @@ func TestRightDoesNotDependOnTheCapacityNorOnTheDivision(t *testing.T) {
 		}
 		assert.Equal(t, want, got, "capacity %d", capacity)
 	}
-	// A bias that drowns everything makes every answer a 3.
+	// A bias much larger than everything else makes every answer a 3.
 	m := newModel(Config{Hidden: 4}.shape(), 50)
 	m.layers.b2[3] = 1e6
 	threes := 0
@@ -133,8 +133,8 @@ func TestRightDoesNotDependOnTheCapacityNorOnTheDivision(t *testing.T) {
 	assert.Equal(t, threes, right(m, test))
 }
 
-// A text's test part follows its training part, and each example has the bytes before it, also
-// where the ranks divide them.
+// A text's test part follows its training part. Each example has the bytes before it as context, across the ranks'
+// boundaries too.
 func TestExamplesOfATextOverlap(t *testing.T) {
 	text := make([]byte, 1000)
 	for i := range text {

@@ -20,9 +20,9 @@ func (t *trainer) newReproducible(ctx context.Context) (err error) {
 	return err
 }
 
-// contribute computes the gradients of this rank's microbatches and makes the gradient the mean over those of all
-// ranks. It returns what the loss contributes to the mean over ranks. A microbatch is the same examples, and its
-// gradient the same bits, whoever computes it.
+// contribute computes the gradients of this rank's microbatches and averages the gradient over the microbatches of
+// all ranks. It returns this rank's term of the loss averaged over ranks. A microbatch has the same examples, and its
+// gradient the same bits, on whichever rank it is computed.
 func (t *trainer) contribute(ctx context.Context, step, stepsPerEpoch int) (loss float64, err error) {
 	batch := t.batch(step, stepsPerEpoch)
 	count := t.cfg.Reproducible
@@ -41,13 +41,13 @@ func (t *trainer) contribute(ctx context.Context, step, stepsPerEpoch int) (loss
 			err = t.fixed.Ready(ctx, 0, t.update)
 		}
 		if err != nil {
-			break // and Wait rolls the step back
+			break // Wait rolls the step back
 		}
 	}
 	if err := cmp.Or(t.fixed.Wait(ctx), err); err != nil {
 		return 0, err
 	}
-	if !t.cfg.Elastic { // a member's vote has waited, and its step is made although another member may be lost by now
+	if !t.cfg.Elastic { // a member's vote has waited; its step counts even if another member has been lost since
 		if err := t.rank.Comm.Sync(ctx); err != nil {
 			return 0, err
 		}
@@ -55,7 +55,7 @@ func (t *trainer) contribute(ctx context.Context, step, stepsPerEpoch int) (loss
 	return loss * float64(ranks) / float64(len(batch)), runtime.CopyOut(t.gradient, t.fixed.Result(0))
 }
 
-// descend moves the weights by the mean gradient, with a momentum that all ranks have in common.
+// descend moves the weights along the mean gradient, with one momentum for all ranks.
 func (t *trainer) descend(step, stepsPerEpoch int) {
 	velocity := vector(t.velocity)
 	blas32.Scal(float32(t.cfg.Momentum), velocity)

@@ -27,7 +27,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// reproducible is the training of the table of hashes in docs/same-bits.md.
+// reproducible is the training in docs/same-bits.md's table of hashes.
 func reproducible() Config {
 	cfg := Default(sparse.Dense)
 	cfg.Reproducible = 12
@@ -36,7 +36,7 @@ func reproducible() Config {
 	return cfg
 }
 
-// documentedHash is the only hash in that table.
+// documentedHash returns the only hash in that table.
 func documentedHash(t *testing.T) string {
 	text, err := os.ReadFile("../../../../docs/same-bits.md")
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func documentedHash(t *testing.T) string {
 	return hashes[0]
 }
 
-// The row of the table for goroutines has the hash that a training leaves.
+// The hash of a training equals the one in the table's row for goroutines.
 func TestReproducibleDocumentedHash(t *testing.T) {
 	want := documentedHash(t)
 	for _, ranks := range []int{1, 2, 3, 4, 6, 12} {
@@ -59,7 +59,8 @@ func TestReproducibleDocumentedHash(t *testing.T) {
 	}
 }
 
-// undisturbed are the hashes of the weights after each step of a training by one member, whose last one is documented.
+// undisturbed returns the hashes of the weights after each step of a training by one member. The last one is
+// documented.
 func undisturbed(t *testing.T) (hashes []uint64) {
 	m, err := newMember(t.Context(), cpu.New(), reproducible(), &collector{})
 	require.NoError(t, err)
@@ -73,8 +74,8 @@ func undisturbed(t *testing.T) (hashes []uint64) {
 	return hashes
 }
 
-// continued trains from a state up to a step, and returns the state there. Each rank compares each step with an
-// undisturbed training.
+// continued trains from a state up to a step and returns the state there. Each rank compares the weights after each
+// step with an undisturbed training.
 func continued(t *testing.T, ranks int, before []byte, until int, want []uint64) (saved []byte) {
 	local, err := backend.Find("local")
 	require.NoError(t, err)
@@ -102,8 +103,8 @@ func continued(t *testing.T, ranks int, before []byte, until int, want []uint64)
 	return saved
 }
 
-// A training of any number of ranks, also one that goes on from its state with other numbers, has the weights of an
-// undisturbed one after each step.
+// A training on any number of ranks has an undisturbed training's weights after each step, even if it resumes from a
+// state of other numbers of ranks.
 func TestReproducibleResumed(t *testing.T) {
 	want := undisturbed(t)
 	worlds := [][]int{{2, 6, 1, 5}, {6}, {4}, {3}, {2}}
@@ -118,8 +119,8 @@ func TestReproducibleResumed(t *testing.T) {
 	}
 }
 
-// A member whose vote has committed a step has made it, even if another member is lost before it looks at the result:
-// the others have made it too.
+// A member whose vote has committed a step keeps that step, even if another member is lost before it reads the
+// result: the others have made the step too.
 func TestMemberKeepsCommittedStep(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"reproducible": reproducible(),
@@ -153,17 +154,17 @@ func TestMemberKeepsCommittedStep(t *testing.T) {
 	}
 }
 
-// phase is a part of a training, with the members that make its steps.
+// phase is a part of a training with a fixed set of members.
 type phase struct {
 	step    int // the first
 	members []string
-	begin   []string         // that join then
-	leave   []string         // that leave in order
-	kill    map[string]death // that end in the first step
+	begin   []string         // members that join at its start
+	leave   []string         // members that leave in order
+	kill    map[string]death // members that end in its first step
 }
 
-// drawPhases draws the phases of a training in which members join, leave and are killed. There are phases of 1, 2, 3, 4
-// and 6 members, and in each change one stays.
+// drawPhases draws the phases of a training in which members join, leave and are killed. The phases have 1, 2, 3, 4
+// and 6 members, and one member stays across each change.
 func drawPhases(random *rand.Rand, steps int) (phases []phase) {
 	sizes := []int{1, 2, 3, 4, 6, 1 + random.IntN(6), 1 + random.IntN(6), 6}
 	random.Shuffle(len(sizes), func(i, j int) { sizes[i], sizes[j] = sizes[j], sizes[i] })
@@ -198,17 +199,17 @@ func drawPhases(random *rand.Rand, steps int) (phases []phase) {
 	return phases
 }
 
-// death is where a member ends in a step.
+// death is the point in a step where a member ends.
 type death int
 
 const (
 	never death = iota
 	beforeSums
-	beforeVote // when it has its part of the sums
+	beforeVote // after receiving its part of the sums
 	afterVote
 )
 
-// mortal is a member that can be killed in the middle of a step.
+// mortal is a member that a test can kill in the middle of a step.
 type mortal struct {
 	*member
 	job   *elastic.Member
@@ -228,7 +229,7 @@ func (m *mortal) BeforeCommit(vote func(context.Context) error) {
 	})
 }
 
-// end ends the member without a word to the others.
+// end ends the member without telling the others.
 func (m *mortal) end() error { return errors.Join(m.job.Close(), io.ErrUnexpectedEOF) }
 
 // churn is an elastic training whose members come and go.

@@ -11,20 +11,20 @@ import (
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
-// examples are what a model learns: images, or the bytes of a text, each after its context. A
-// text has its bytes as labels, and no images.
+// examples are the data that a model learns: images, or the bytes of a text, each after its context. A text has its
+// bytes as labels and no images.
 type examples struct {
 	digits.Set
-	text []byte // from the context of the first label on
+	text []byte // starts with the context of the first label
 }
 
-// From contextLength bytes the next one is predicted. The inputs of the model say which byte is at which place.
+// The model predicts a byte from the contextLength bytes before it. Its inputs say which byte is at which place.
 const (
 	contextLength = 8
 	byteValues    = 256
 )
 
-// context returns which inputs of an example are 1: none for an image, which has others.
+// context returns the indices of the inputs of an example that are 1. It returns none for an image.
 func (e examples) context(i int) []int {
 	if e.text == nil {
 		return nil
@@ -36,7 +36,7 @@ func (e examples) context(i int) []int {
 	return inputs[:]
 }
 
-// part returns the examples from one to before another.
+// part returns the examples with indices from ≤ i < to.
 func (e examples) part(from, to int) examples {
 	if e.text == nil {
 		return examples{Set: e.Part(from, to)}
@@ -44,7 +44,7 @@ func (e examples) part(from, to int) examples {
 	return ofText(e.text[from : to+contextLength])
 }
 
-// share returns a rank's part.
+// share returns the examples of one rank.
 func (e examples) share(c comm.Communicator) examples {
 	rank := c.Rank()
 	ranks := c.WorldSize()
@@ -55,7 +55,7 @@ func ofText(text []byte) examples {
 	return examples{Set: digits.Set{Labels: text[contextLength:]}, text: text}
 }
 
-// shape is the shape of the model.
+// shape returns the shape of the model.
 func (c Config) shape() shape {
 	if c.Text != "" {
 		return shape{contextLength * byteValues, contextLength, c.Hidden, byteValues}
@@ -63,7 +63,7 @@ func (c Config) shape() shape {
 	return shape{digits.Pixels, digits.Pixels, c.Hidden, digits.Classes}
 }
 
-// examples returns what to train on and what to test on: of a text the last tenth, at most 16 KiB.
+// examples returns the training and the test examples. A text's last tenth, at most 16 KiB, is for tests.
 func (c Config) examples() (train, test examples, err error) {
 	if c.Text != "" {
 		text, err := os.ReadFile(c.Text)
@@ -88,12 +88,11 @@ func (c Config) examples() (train, test examples, err error) {
 	return train, test, err
 }
 
-// noise is the standard deviation of what [turn] adds to pixels, which are in
-// [0, 1].
+// noise is the standard deviation of the noise that [turn] adds to pixels, which are in [0, 1].
 const noise = 0.15
 
-// turn makes the task harder: it turns and mirrors every image of a copy of the
-// set in one of the eight ways that a square has, at random, and adds noise.
+// turn makes the task harder. In a copy of the set it turns and mirrors every image at random, in one of a square's
+// eight symmetries, and adds noise.
 func turn(set digits.Set, rng *rand.Rand) digits.Set {
 	const side = 8
 	turned := digits.Set{Inputs: slices.Clone(set.Inputs), Labels: set.Labels}

@@ -1,17 +1,14 @@
-// Package train is data-parallel training of a small network on the digits
-// data set or the bytes of a text: every rank computes the gradient of its part of a batch, a pattern
-// of package distributed averages the gradients, and every rank applies the
-// same update to the same weights.
+// Package train trains a small network, data-parallel, on the digits data set or the bytes of a text. Every rank
+// computes the gradient of its part of a batch, a pattern of package distributed averages the gradients, and every
+// rank applies the same update to the same weights.
 //
 // # The update
 //
-// Each rank keeps a velocity v ← momentum·v + gradient, and what
-// is exchanged is learningRate·v: momentum and learning rate act before the
-// selection, so that entries which error feedback delivers late carry the
-// momentum and the step size of the time they arose ("momentum correction" of
-// Y. Lin et al., "Deep Gradient Compression", 2018; learning rate inside error
-// feedback as in S. P. Karimireddy et al., "Error Feedback Fixes SignSGD",
-// 2019). With the dense pattern this is ordinary SGD with momentum.
+// Each rank keeps a velocity v ← momentum·v + gradient and exchanges learningRate·v. Momentum and learning rate act
+// before the selection, so entries that error feedback delivers late carry the momentum and the step size of the time
+// when they arose ("momentum correction" of Y. Lin et al., "Deep Gradient Compression", 2018; learning rate inside
+// error feedback as in S. P. Karimireddy et al., "Error Feedback Fixes SignSGD", 2019). With the dense pattern this
+// is ordinary SGD with momentum.
 package train
 
 import (
@@ -38,8 +35,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Run trains once for each pattern of cfg. It is collective: every rank calls
-// it with the same valid configuration. observer is used on rank 0.
+// Run trains once with each pattern of cfg. It is collective: every rank calls it with the same valid configuration.
+// Only rank 0 calls observer.
 func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) error {
 	trainSet, testSet, err := cfg.examples()
 	if err != nil {
@@ -63,37 +60,37 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 
 // trainer is one rank's state while it trains with one pattern.
 type trainer struct {
-	cfg   Config       // of one pattern and codec, the first it names
+	cfg   Config       // its first pattern and codec apply
 	rank  backend.Rank // this one
 	data  examples     // to train on
-	model *model       // the same on every rank, but between outer rounds
+	model *model       // the same on every rank, except between outer rounds
 	rng   *rand.Rand   // the same stream on every rank
 
-	velocity []float32                       // of momentum, of all parameters
+	velocity []float32                       // momentum of all parameters
 	gradient []float32                       // of the rank's part of a batch
 	update   *runtime.Tensor                 // exchanged, in memory of the rank's runtime
 	average  func(ctx context.Context) error // of update, if that is a gradient
-	sparse   *backend.Reducer                // for all ranks
-	fixed    *ddp.Gradients                  // or this one, with Reproducible
-	outer    *outer.Loop                     // or this one, over update
-	owned    []func() error                  // which close what was made
-	chosen   string                          // by auto
-	values   string                          // as what values travel
+	sparse   *backend.Reducer                // for all ranks; nil with fixed or outer
+	fixed    *ddp.Gradients                  // with Reproducible, nil otherwise
+	outer    *outer.Loop                     // exchanges update; nil without an outer loop
+	owned    []func() error                  // close the above
+	chosen   string                          // pattern chosen by auto
+	values   string                          // codec of the values that are sent
 
 	tested examples      // to test on
-	clock  time.Duration // of the training so far, without tests and comparisons of losses
+	clock  time.Duration // training time so far, without tests and comparisons of losses
 
-	order    []int         // of the training images, in this epoch
-	epochs   int           // that have begun
+	order    []int         // of the training images in this epoch
+	epochs   int           // begun so far
 	exchange time.Duration // of the steps so far
 	history
 }
 
-// history is what a training has made so far.
+// history is the record of a training so far.
 type history struct {
 	Curve           []Point // of this rank
 	Bytes, Elements int64   // sent
-	Tests           []Test  // in their order
+	Tests           []Test  // in order
 }
 
 // trainPattern trains with one pattern and tests the result.
@@ -132,7 +129,7 @@ func trainPattern(
 		}
 		tests := step%cfg.testEvery(stepsPerEpoch) == 0 || step == steps
 		if tests && t.outer == nil {
-			a.Do(barrier) // what counts is when the last rank is here
+			a.Do(barrier) // the time counts until the last rank is here
 		}
 		t.clock += time.Since(start)
 		if tests {
@@ -143,7 +140,7 @@ func trainPattern(
 		}
 		start = time.Now()
 	}
-	if t.outer != nil { // the last window may not be over
+	if t.outer != nil { // the last window may be incomplete
 		a.Do(func() error {
 			return t.through(ctx, t.model.params, t.outer.Adopt)
 		})
@@ -194,7 +191,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 		}
 	}
 	if err == nil && cfg.Elastic {
-		t.model.initialize(cfg.Seed) // others may be ahead
+		t.model.initialize(cfg.Seed) // other ranks may be ahead
 	} else if err == nil {
 		err = t.shareWeights(ctx)
 	}
@@ -205,11 +202,11 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 	if err != nil {
 		return nil, errors.Join(err, t.close())
 	}
-	t.exchange = 0 // that was no gradient
+	t.exchange = 0 // the exchange so far was no gradient
 	return t, nil
 }
 
-// newOuter makes the outer loop over the tensor that is exchanged, which holds the weights.
+// newOuter makes the outer loop over the exchanged tensor, which holds the weights.
 func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 	cfg := t.cfg.Outer
 	update := []*runtime.Tensor{t.update}
@@ -260,9 +257,8 @@ func (t *trainer) shareWeights(ctx context.Context) error {
 	})
 }
 
-// through copies values to the tensor that is exchanged, runs exchange on it,
-// and copies the result back. On a device with streams it waits for the
-// communication before: ctx ends this wait, but not the wait for a copy.
+// through copies values to the exchanged tensor, runs exchange on it, and copies the result back. On a device with
+// streams it first waits for the communication. The end of ctx ends this wait, but not the wait for a copy.
 func (t *trainer) through(ctx context.Context, values []float32, exchange func() error) error {
 	if err := runtime.CopyIn(t.update, values); err != nil {
 		return err
@@ -282,7 +278,7 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 	return runtime.CopyOut(values, t.update)
 }
 
-// batch returns the images of a step, over all ranks.
+// batch returns the images of a step over all ranks.
 func (t *trainer) batch(step, stepsPerEpoch int) []int {
 	inEpoch := step % stepsPerEpoch
 	for ; t.epochs <= step/stepsPerEpoch; t.epochs++ {
@@ -293,17 +289,17 @@ func (t *trainer) batch(step, stepsPerEpoch int) []int {
 	return t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
 }
 
-// move makes the gradient what this rank would have the weights move by in a step, and returns the loss.
+// move replaces the gradient with this rank's change of the weights in a step, and returns the loss.
 func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 	batch := t.batch(step, stepsPerEpoch)
 	ranks := t.rank.Comm.WorldSize()
 	rank := t.rank.Comm.Rank()
 	share := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
 
-	// Ranks may have different numbers of images. Scaled like this, the average
-	// over ranks is the mean gradient over the batch whatever the division.
+	// Ranks may have different numbers of images. With this scale, the average over ranks is the mean gradient over
+	// the batch, however it is divided.
 	scale := float32(ranks) / float32(len(batch))
-	if t.outer != nil { // which does not average gradients, but what they make of the weights
+	if t.outer != nil { // it averages changes of the weights, not gradients
 		scale = 1 / float32(max(len(share), 1))
 	}
 	loss = t.model.gradient(t.gradient, t.data, share, scale) * float64(scale)
@@ -346,8 +342,8 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	return t.record(ctx, loss)
 }
 
-// test measures the accuracy. Every rank tests a part of all images, or with an outer loop all of them, by the
-// parameters that the ranks have in common: on the links for which it is, a round trip takes longer.
+// test measures the accuracy with the parameters that all ranks share. Every rank tests a part of the images, or all
+// of them with an outer loop: on links slow enough for one, a round trip takes longer than the test.
 func (t *trainer) test(ctx context.Context, all int) (err error) {
 	params := t.model.params
 	if t.outer != nil {
@@ -374,7 +370,7 @@ func (t *trainer) test(ctx context.Context, all int) (err error) {
 	return err
 }
 
-// rounds returns how often the ranks have exchanged.
+// rounds returns the number of exchanges so far.
 func (t *trainer) rounds() int {
 	if t.outer != nil {
 		return t.outer.Stats().Rounds
@@ -382,7 +378,7 @@ func (t *trainer) rounds() int {
 	return len(t.Curve)
 }
 
-// record keeps the statistics of the step that was just made.
+// record keeps the statistics of the last step.
 func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 	switch {
 	case t.outer != nil:
@@ -410,11 +406,10 @@ func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 	return err
 }
 
-// ErrDiverged: the loss is no number any more, and further training is of no use.
+// ErrDiverged reports a loss that is not finite. Further training is useless.
 var ErrDiverged = errors.New("training diverged")
 
-// checkLoss returns the same error on all ranks when the mean loss of the last
-// steps is not finite. It is collective.
+// checkLoss returns the same error on all ranks if the mean loss of the last steps is not finite. It is collective.
 func (t *trainer) checkLoss(ctx context.Context, last int) error {
 	var sum float64
 	for _, p := range t.Curve[len(t.Curve)-last:] {
@@ -430,7 +425,7 @@ func (t *trainer) checkLoss(ctx context.Context, last int) error {
 	return nil
 }
 
-// mean averages values over the ranks, by sums, which MPI has as well.
+// mean averages values over the ranks, by a sum, which MPI supports as well.
 func (t *trainer) mean(ctx context.Context, values []float64) ([]float64, error) {
 	sums, err := backend.Reduce(ctx, t.rank, values, comm.Sum)
 	for i := range sums {
@@ -439,8 +434,7 @@ func (t *trainer) mean(ctx context.Context, values []float64) ([]float64, error)
 	return sums, err
 }
 
-// checkAgreement returns an error when the ranks do not hold the same weights,
-// bit for bit.
+// checkAgreement returns an error if the weights of the ranks differ in any bit.
 func (t *trainer) checkAgreement(ctx context.Context) error {
 	hash := t.hash()
 	// One reduction gives both bounds: the minimum of ^x is ^ of the maximum.
@@ -527,15 +521,14 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 	return r, nil
 }
 
-// denseBytes is what a rank sends in a dense allreduce of the gradient: 2n(P-1)/P
-// elements, the least that any algorithm needs
-// (P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms", 2009).
+// denseBytes is the number of bytes that a rank sends in a dense allreduce of the gradient: 2n(P-1)/P elements, the
+// minimum of any algorithm (P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms", 2009).
 func (t *trainer) denseBytes() float64 {
 	p := float64(t.rank.Comm.WorldSize())
 	return 2 * float64(len(t.gradient)*dtype.F32.Size()) * (p - 1) / p
 }
 
-// vector looks at v as a BLAS vector.
+// vector views v as a BLAS vector.
 func vector(v []float32) blas32.Vector {
 	return blas32.Vector{
 		N:    len(v),

@@ -34,7 +34,7 @@ func (c *collector) Step(_ string, step, _ int) {
 
 func (c *collector) Finished(r Result) { c.results[r.Pattern] = r }
 
-// trainLocal trains over a number of ranks in this process.
+// trainLocal trains on ranks in this process.
 func trainLocal(t *testing.T, ranks int, cfg Config) map[string]Result {
 	t.Helper()
 	local, err := backend.Find("local")
@@ -47,7 +47,7 @@ func trainLocal(t *testing.T, ranks int, cfg Config) map[string]Result {
 	return c.results
 }
 
-// finalLoss is the mean over the last tenth of the steps.
+// finalLoss is the mean loss of the last tenth of the steps.
 func finalLoss(r Result) float64 {
 	tail := r.Curve[len(r.Curve)*9/10:]
 	var sum float64
@@ -57,8 +57,7 @@ func finalLoss(r Result) float64 {
 	return sum / float64(len(tail))
 }
 
-// The claim of the sparse patterns: at a hundredth of the gradient they reach
-// what sending everything reaches, within a point.
+// Sparse patterns that send a hundredth of the gradient reach the accuracy of dense gradients within one point.
 func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector")
@@ -78,8 +77,7 @@ func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 			assert.Less(t, r.RatioToDense, 0.06, pattern)
 		}
 	}
-	// topkA gathers k indices and k values of each other rank, oktopk promises
-	// at most 6k(P-1)/P.
+	// topkA gathers k indices and k values from every other rank. oktopk guarantees at most 6k(P-1)/P.
 	k, p := 192.0, 4.0
 	assert.InDelta(t, 2*k*(p-1), results["topkA"].SentElements, 0.01)
 	assert.LessOrEqual(t, results["oktopk"].SentElements, 6*k*(p-1)/p)
@@ -98,8 +96,8 @@ func TestErrorFeedbackMatters(t *testing.T) {
 	assert.Greater(t, finalLoss(without), 3*finalLoss(with), "seed %d", cfg.Seed)
 }
 
-// brief is the default training, if TUTTI_EXTENDED is set, or a third of it, in which
-// patterns come as close to each other.
+// brief is the default training if TUTTI_EXTENDED is set, and otherwise a third of it, in which patterns come as
+// close to each other.
 func brief(patterns ...string) Config {
 	cfg := Default(patterns...)
 	if os.Getenv("TUTTI_EXTENDED") == "" {
@@ -108,8 +106,8 @@ func brief(patterns ...string) Config {
 	return cfg
 }
 
-// An outer loop learns what gradients that are averaged in each step do, in few exchanges; all
-// ranks end with the same weights (or Run fails), in the middle of a window too.
+// An outer loop learns as much as averaging gradients in each step, with few exchanges. All ranks end with the same
+// weights (otherwise Run fails), in the middle of a window too.
 func TestOuterLoop(t *testing.T) {
 	cfg := Default(sparse.Dense, "topkA")
 	cfg.Epochs, cfg.Hidden, cfg.Density, cfg.Target = 8, 128, 0.05, 90
@@ -129,12 +127,12 @@ func TestOuterLoop(t *testing.T) {
 			assert.Less(t, r.RatioToDense, 1.1/float64(o.Every), pattern)
 		}
 	}
-	// Where two ranks are a host, the average of their gradients is one of twice as many images.
+	// Two ranks that form a host average their gradients, which then come from twice as many images.
 	cfg.Patterns, cfg.Hosts, cfg.Outer = []string{sparse.Dense}, 2, outer.Config{Every: 11, LearningRate: 1}
 	r := trainLocal(t, 4, cfg)[sparse.Dense]
 	assert.Greater(t, r.Accuracy, 93.0, "seed %d", cfg.Seed)
-	assert.InDelta(t, 1.0/3/11, r.RatioToDense, 0.01) // half a model to one other host, instead of one and a half
-	// In a window that never ends the ranks have nothing in common but the first weights.
+	assert.InDelta(t, 1.0/3/11, r.RatioToDense, 0.01) // half a model to one other host instead of one and a half
+	// In a window that never ends the ranks share only the initial weights.
 	cfg.Hosts, cfg.Outer.Every = 0, steps+1
 	r = trainLocal(t, 4, cfg)[sparse.Dense]
 	assert.Zero(t, r.Rounds)
@@ -144,7 +142,7 @@ func TestOuterLoop(t *testing.T) {
 	assert.ErrorContains(t, cfg.Validate(), "outer loop")
 }
 
-// short is a training that is over in a moment.
+// short is a training of a few steps.
 func short(patterns ...string) Config {
 	cfg := Default(patterns...)
 	cfg.Epochs, cfg.Hidden = 2, 32
@@ -172,8 +170,8 @@ func TestSameSeedSameResult(t *testing.T) {
 	assert.NotEqual(t, first, timeless(trainLocal(t, 3, cfg)))
 }
 
-// Dense data-parallel training is the same computation for any number of ranks,
-// also one that does not divide the batch.
+// Dense data-parallel training computes the same for any number of ranks, including one that does not divide the
+// batch.
 func TestDenseDoesNotDependOnRanks(t *testing.T) {
 	cfg := short("dense")
 	alone := trainLocal(t, 1, cfg)["dense"]
@@ -187,8 +185,8 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 	}
 }
 
-// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve equals dense
-// training's.
+// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve equals that of
+// dense training.
 func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
 	cfg := short("dense")
 	cfg.Batch = 48
@@ -210,7 +208,7 @@ func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
 	assert.Equal(t, coarse.Hash, trainLocal(t, 4, cfg)["dense"].Hash)
 }
 
-// A step without all its microbatches is an error.
+// A step that lacks a microbatch is an error.
 func TestReproducibleNeedsAllMicrobatches(t *testing.T) {
 	cfg := short("dense")
 	cfg.Reproducible = 4
@@ -221,10 +219,10 @@ func TestReproducibleNeedsAllMicrobatches(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), backend.Options{Ranks: 1}, func(ctx context.Context, r backend.Rank) error {
 		trainer, err := newTrainer(ctx, r, cfg, data, test)
 		require.NoError(t, err)
-		require.NoError(t, trainer.fixed.Wait(ctx)) // which allocates what a step without microbatches needs
+		require.NoError(t, trainer.fixed.Wait(ctx)) // it allocates the memory of a step without microbatches
 		freezer := r.Runtime.(runtime.Freezer)
 		freezer.Freeze()
-		for err == nil { // until nothing is left
+		for err == nil { // until no allocation is left to fail
 			var taken *runtime.Tensor
 			taken, err = runtime.New(r.Runtime, dtype.F32, trainer.update.Len())
 			if err == nil {
@@ -237,10 +235,10 @@ func TestReproducibleNeedsAllMicrobatches(t *testing.T) {
 	}))
 }
 
-// The tests are those of the weights at their time, on all test images, whatever
-// ranks divide them, and their time goes on.
+// Each test covers the weights at its time on all test images, however the ranks divide them. Its time excludes the
+// tests.
 func TestAccuracyIsRecordedAgainstTime(t *testing.T) {
-	const ranks = 3 // which do not divide the images evenly
+	const ranks = 3 // they do not divide the images evenly
 	cfg := short("dense", "oktopk")
 	cfg.Epochs, cfg.Target = 3, 80
 	for pattern, r := range trainLocal(t, ranks, cfg) {
@@ -264,7 +262,7 @@ func TestAccuracyIsRecordedAgainstTime(t *testing.T) {
 	}
 	cfg.Target = 100
 	assert.Nil(t, trainLocal(t, ranks, cfg)["dense"].TargetSeconds)
-	// A training is the same with more ranks, and so is what the tests find.
+	// Training and tests are the same with more ranks.
 	alone := trainLocal(t, 1, short("dense"))["dense"]
 	for i, test := range trainLocal(t, 4, short("dense"))["dense"].Tests {
 		assert.InDelta(t, alone.Tests[i].Accuracy, test.Accuracy, 1, "test %d", i)
@@ -291,7 +289,7 @@ func TestWarmupStepsAreDense(t *testing.T) {
 	cfg.WarmupSteps = 5
 	curve := trainLocal(t, 2, cfg)["topkA"].Curve
 	n := float64(cfg.shape().parameters())
-	const agreement = 8 // bytes, by which the ranks compare what they reduce
+	const agreement = 8 // bytes of the ranks' comparison of their reductions
 	assert.InDelta(t, 5*4*n+agreement, curve[4].SentBytes, 1e-6, "2n(P-1)/P elements in each of 5 steps")
 	assert.Less(t, curve[5].SentBytes-curve[4].SentBytes, 0.1*4*n)
 }
@@ -359,7 +357,7 @@ func TestScheduleRisesAndFalls(t *testing.T) {
 	assert.Less(t, cfg.schedule(5*perEpoch-1, perEpoch), float32(0.01))
 }
 
-// A learning rate that is far too high ends the training with an error.
+// A learning rate far too high ends the training with an error.
 func TestDivergenceIsAnError(t *testing.T) {
 	cfg := Default(sparse.Dense)
 	cfg.Epochs, cfg.LearningRate, cfg.Hidden = 3, 1e30, 16
@@ -374,7 +372,7 @@ func TestDivergenceIsAnError(t *testing.T) {
 	}
 }
 
-// Missing memory is reported before it is requested.
+// A lack of memory is reported before memory is allocated.
 func TestMemoryIsCheckedBeforeTraining(t *testing.T) {
 	cfg := Default(sparse.Dense)
 	cfg.Backend, cfg.Hidden = "local", maxHidden
@@ -397,8 +395,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestTurn checks that an image that is turned has the pixels that it had, up to
-// noise, in another order.
+// TestTurn checks that a turned image has its original pixels, up to noise, in another order.
 func TestTurn(t *testing.T) {
 	const seed = 1
 	set, _, err := digits.Split(seed)
