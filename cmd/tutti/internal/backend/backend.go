@@ -1,8 +1,8 @@
-// Package backend is how the commands get ranks: one file for each
-// communication backend, all behind one interface.
+// Package backend makes the ranks for the commands, with one file for each communication backend, all behind one
+// interface.
 //
-// A backend that needs something the machine lacks is listed as unavailable
-// with its reason; it is never an error to have it in the list.
+// A backend that cannot work on this machine stays in the list as unavailable, with its reason. Listing it is never
+// an error.
 package backend
 
 import (
@@ -17,21 +17,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Options say which world to make.
+// Options describe the world to make.
 type Options struct {
-	// Ranks is the number of ranks that was asked for, 0 for the backend's
-	// default. A backend whose launcher sets the number refuses another one.
+	// Ranks is the requested number of ranks, 0 for the backend's default. A backend whose launcher sets the number
+	// refuses any other.
 	Ranks int
-	// Timeout bounds each wait for the peers, 0 for the backend's default.
+	// Timeout bounds each wait for peers, 0 for the backend's default.
 	Timeout time.Duration
-	// PeerMemory has GPUs write into each other's memory (comm/p2p) where that is
-	// faster than the backend.
+	// PeerMemory lets GPUs write into each other's memory (comm/p2p) where this is faster than the backend.
 	PeerMemory bool
-	// Note tells the user what the world is like, where that may not be meant; nil for
-	// nobody.
+	// Note tells the user about a property of the world that may be unintended; nil discards notes.
 	Note func(text string)
-	// Prepare runs in the process of rank 0 before that rank does anything, nil
-	// for nothing; its error ends the world.
+	// Prepare runs in rank 0's process before that rank begins; nil for nothing. Its error ends the world.
 	Prepare func() error
 }
 
@@ -42,7 +39,7 @@ func (o Options) note(text string) {
 	}
 }
 
-// onHost runs body for the only rank of this process, whose memory is the host's.
+// onHost runs body for the only rank of this process, in host memory.
 func (o Options) onHost(
 	ctx context.Context,
 	c comm.Communicator,
@@ -72,24 +69,20 @@ func (o Options) prepare() error {
 
 // A Backend makes ranks.
 type Backend struct {
-	Name    string // what --backend takes
+	Name    string // value of --backend
 	Summary string // what the ranks are, in a few words
-	// Jobs: the ranks can be the processes that a launcher started;
-	// where not, each process is its own world.
+	// Jobs: the ranks can be processes that a launcher started. Without it, each process is a separate world.
 	Jobs bool
-	// Probe finds out whether the backend works on this machine: a line about
-	// what it would use, or an error wrapping [comm.ErrUnavailable] that says
-	// what is missing.
+	// Probe finds out whether the backend works on this machine. It returns a line about what it would use, or an
+	// error that wraps [comm.ErrUnavailable] and says what is missing.
 	Probe func(ctx context.Context) (detail string, err error)
-	// Run calls body once for every rank that lives in this process, each in
-	// its own goroutine, and returns when all have, with their errors
-	// joined. When one fails, the others are not left waiting. Options that the
-	// backend cannot serve are an [OptionError].
+	// Run calls body once for every rank in this process, each in its own goroutine, and returns their joined errors
+	// when all have returned. If one fails, the others are not left waiting. Options that the backend does not
+	// support produce an [OptionError].
 	Run func(ctx context.Context, opts Options, body func(ctx context.Context, r Rank) error) error
 }
 
-// OptionError says that a backend cannot serve the options it was given: the
-// user's mistake, not a failure.
+// OptionError reports an option that a backend does not support: a mistake of the user, not a failure.
 type OptionError struct {
 	Backend string // its name
 	Reason  string // names the option
@@ -100,9 +93,8 @@ func (e *OptionError) Error() string {
 	return e.Backend + ": " + e.Reason
 }
 
-// Unsupported turns an error that wraps [comm.ErrUnsupported] into an
-// [OptionError] without the rank, which is the same on all ranks. Others are
-// left alone.
+// Unsupported turns an error that wraps [comm.ErrUnsupported], and is the same on all ranks, into an [OptionError]
+// without the rank. It returns other errors unchanged.
 func Unsupported(backend string, err error) error {
 	if !errors.Is(err, comm.ErrUnsupported) {
 		return err
@@ -115,7 +107,7 @@ func Unsupported(backend string, err error) error {
 	return &OptionError{Backend: backend, Reason: reason}
 }
 
-// Counted writes a number of things, as in "1 GPU" and "2 GPUs".
+// Counted writes a count with its noun, such as "1 GPU" or "2 GPUs".
 func Counted(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -123,13 +115,12 @@ func Counted(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// All returns every backend, in the order in which they are shown.
+// All returns every backend, in display order.
 func All() []Backend {
 	return []Backend{localBackend, noopBackend, mpiBackend, tcpBackend, ncclBackend}
 }
 
-// Aliases are names that users may try, with those of the backends that serve
-// them.
+// Aliases maps names that users may try to the backends that serve them.
 var Aliases = map[string]string{
 	"gpu":     "nccl",
 	"cuda":    "nccl",
@@ -148,7 +139,7 @@ func Names() []string {
 	return names
 }
 
-// Find returns the backend of that name.
+// Find returns the backend with the given name.
 func Find(name string) (Backend, error) {
 	all := All()
 	i := slices.IndexFunc(all, func(b Backend) bool { return b.Name == name })

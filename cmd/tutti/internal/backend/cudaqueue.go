@@ -13,9 +13,9 @@ import (
 // communicator.
 type cudaQueue struct {
 	rt     *cuda.Runtime     // of the stream's GPU
-	stream *cuda.Stream      // that is timed
-	bound  comm.Communicator // of the rank, with waits that end as the rank's do
-	events []*cuda.Event     // of steps: before each, and after each of its parts
+	stream *cuda.Stream      // the timed stream
+	bound  comm.Communicator // of the rank; its waits have the rank's timeout
+	events []*cuda.Event     // of steps: one before each, and one after each of its parts
 }
 
 // Time implements [Stream].
@@ -48,7 +48,7 @@ func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, step func() error
 
 func nothing() error { return nil }
 
-// repeat calls two functions n times by turns.
+// repeat calls two functions alternately, n times each.
 func repeat(ctx context.Context, n int, prepare, step func() error) error {
 	for range n {
 		if ctx.Err() != nil {
@@ -92,7 +92,7 @@ func (c *cudaQueue) Parts(
 			return nil, err
 		}
 	}
-	// The communicator first: it ends its work when ctx ends the wait.
+	// The communicator goes first: it aborts its work when ctx ends the wait.
 	if err := c.bound.Sync(ctx); err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (c *cudaQueue) Capture(submit func() error) (Graph, error) {
 // cudaGraph is a graph with the stream that it runs on.
 type cudaGraph struct {
 	*cuda.Graph
-	stream *cuda.Stream // that launches go to
+	stream *cuda.Stream // of the launches
 }
 
 // Launch implements [Graph].

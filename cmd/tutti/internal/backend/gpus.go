@@ -14,29 +14,28 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// GPUs is what this machine has for the nccl backend. The JSON form is a part
-// of `tutti info --json`; texts are "" for what is not there.
+// GPUs describes this machine's equipment for the nccl backend. Its JSON form is a part of `tutti info --json`;
+// missing items are "".
 type GPUs struct {
-	// Driver is the version of the kernel's driver, "" also where it is not
-	// known.
+	// Driver is the version of the kernel's driver, "" if it is unknown or there is none.
 	Driver string `json:"driver"`
-	// CUDA is the newest version of CUDA that the driver supports.
+	// CUDA is the newest CUDA version that the driver supports.
 	CUDA string `json:"cuda"`
-	// NCCL is the version of the library, and NCCLLibrary its name.
+	// NCCL is the library's version, and NCCLLibrary its name.
 	NCCL        string `json:"nccl"`
 	NCCLLibrary string `json:"nccl_library"`
-	// Devices are all GPUs that this process sees.
+	// Devices are all GPUs visible to this process.
 	Devices []cuda.DeviceInfo `json:"gpus"`
-	// NoGPU and NoNCCL say why there are no devices and no NCCL.
+	// NoGPU and NoNCCL say why devices and NCCL are missing.
 	NoGPU  string `json:"gpu_unavailable"`
 	NoNCCL string `json:"nccl_unavailable"`
-	// NoPeerMemory says why --p2p does not work on all of them.
+	// NoPeerMemory says why --p2p does not work on all devices.
 	NoPeerMemory string `json:"p2p_unavailable"`
 
-	err error // of the first thing that is missing
+	err error // about the first missing item
 }
 
-// LookForGPUs finds out what there is. A missing library is no error.
+// LookForGPUs inspects this machine. A missing library is no error.
 func LookForGPUs() GPUs {
 	g := GPUs{Devices: []cuda.DeviceInfo{}}
 	devices, gpuErr := cuda.Devices()
@@ -55,7 +54,7 @@ func LookForGPUs() GPUs {
 	g.NoGPU = Reason(gpuErr)
 	g.NoNCCL = Reason(ncclErr)
 	g.NoPeerMemory = Reason(g.PeerMemory())
-	g.err = cmp.Or(gpuErr, ncclErr) // the first thing to see to
+	g.err = cmp.Or(gpuErr, ncclErr) // the first item to fix
 	return g
 }
 
@@ -67,8 +66,8 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// Usable is nil where the nccl backend works, and otherwise an error that
-// wraps [comm.ErrUnavailable] and says what is missing.
+// Usable returns nil if the nccl backend works, and otherwise an error that wraps [comm.ErrUnavailable] and says what
+// is missing.
 func (g GPUs) Usable() error {
 	if g.err == nil || errors.Is(g.err, comm.ErrUnavailable) {
 		return g.err
@@ -76,8 +75,8 @@ func (g GPUs) Usable() error {
 	return fmt.Errorf("nccl: %w: %w", comm.ErrUnavailable, g.err)
 }
 
-// PeerMemory is nil where the GPUs of this machine can all write into each other's
-// memory (comm/p2p), and otherwise says why not.
+// PeerMemory returns nil if all GPUs of this machine can write into each other's memory (comm/p2p), and otherwise the
+// reason.
 func (g GPUs) PeerMemory() error {
 	switch n := len(g.Devices); {
 	case runtime.GOOS != "linux":
@@ -97,13 +96,12 @@ func (g GPUs) PeerMemory() error {
 	return nil
 }
 
-// driverFiles are where Linux tells the version of the driver, in words of
-// which one is the version.
+// driverFiles are the files in which Linux reports the driver's version as one of several words.
 var driverFiles = []string{"/sys/module/nvidia/version", "/proc/driver/nvidia/version"}
 
 var driverNumber = regexp.MustCompile(`\b\d{3,}\.\d+(\.\d+)?\b`)
 
-// driverVersion returns the version of the driver, "" if it is not to be found.
+// driverVersion returns the version of the driver, "" if it cannot be found.
 func driverVersion(read func(name string) ([]byte, error)) string {
 	for _, name := range driverFiles {
 		if text, err := read(name); err == nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// host has the ranks of a host average a gradient, each of them an equal share of it.
+// host averages gradients among the ranks of a host, each of which reduces an equal share.
 type host struct {
-	mesh *distributed.Mesh     // of hosts, and of the ranks within one
+	mesh *distributed.Mesh     // of hosts, and of the ranks within a host
 	comm *metered.Communicator // of the ranks of this host
 
-	// Of the last step, among these ranks.
+	// The last step's traffic among these ranks.
 	sent int64 // bytes
 	took time.Duration
 
@@ -27,10 +27,10 @@ type host struct {
 	gradient *runtime.Tensor
 	padding  *runtime.Tensor
 
-	share *runtime.Tensor // this rank's, apart: MPI has no reduce-scatter in place
+	share *runtime.Tensor // this rank's, in separate memory: MPI has no reduce-scatter in place
 }
 
-// newHost prepares for gradients of n elements. It owns the mesh unless there is an error.
+// newHost prepares for gradients of n elements. It takes over the mesh unless it returns an error.
 func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) (*host, error) {
 	c, err := mesh.Comm("rank")
 	if err != nil {
@@ -56,7 +56,7 @@ func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) 
 	return h, nil
 }
 
-// allReduce averages a gradient within the host, each rank's share of that between hosts, and puts the shares together.
+// allReduce averages a gradient within the host, averages each rank's share between hosts, and gathers the shares.
 func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse.Reducer) error {
 	before := h.comm.Totals().SentBytes
 	started := time.Now()
@@ -82,7 +82,7 @@ func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse
 	return t.CopyFrom(h.gradient)
 }
 
-// free gives the memory back.
+// free frees the memory.
 func (h *host) free() error {
 	var errs []error
 	for _, t := range []*runtime.Tensor{h.gradient, h.padding, h.share, h.padded} {
@@ -93,7 +93,7 @@ func (h *host) free() error {
 	return errors.Join(errs...)
 }
 
-// close closes the communicators, which may still write the memory, and frees that.
+// close closes the communicators, which may still write to the memory, and then frees it.
 func (h *host) close() error {
 	return errors.Join(h.mesh.Close(), h.free())
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
-// processes is how the launchers of package rendezvous are told a number of
-// processes; mpirun stands for those that are not here.
+// processes maps the launchers of package rendezvous to their option for the number of processes. mpirun stands for
+// launchers that are not listed.
 var processes = map[string]string{
 	"torchrun": "torchrun --nproc-per-node",
 	"slurm":    "srun -n",
@@ -18,8 +18,8 @@ var processes = map[string]string{
 	"none":     "tutti launch -n",
 }
 
-// Default is the backend if none is named: one that joins the launched processes into one world, but for those of
-// mpirun, which may belong to another MPI library.
+// Default is the backend if the user names none: one that joins the launched processes into one world, except for
+// processes of mpirun, which may belong to another MPI library.
 func Default() string {
 	job, _ := rendezvous.FromEnv(os.Getenv)
 	switch job.Launcher {
@@ -31,8 +31,8 @@ func Default() string {
 	return localBackend.Name
 }
 
-// separateWorlds says that every process of a job is a separate world, "" if
-// there is no such job or another process says it.
+// separateWorlds says that every process of a job is a separate world. It returns "" if there is no such job or
+// another process says it.
 func separateWorlds(b Backend, job rendezvous.Job) string {
 	if b.Jobs || job.WorldSize < 2 || job.Rank > 0 {
 		return ""
@@ -47,9 +47,8 @@ func separateWorlds(b Backend, job rendezvous.Job) string {
 	)
 }
 
-// SeparateWorlds returns a note for the user where a launcher started this
-// process with others, of which b does not know; "" where there is nothing to
-// say.
+// SeparateWorlds returns a note for the user if a launcher started this process with others that b does not know.
+// Otherwise it returns "".
 func SeparateWorlds(b Backend) string {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil && job.WorldSize == 0 && !b.Jobs {
@@ -58,8 +57,8 @@ func SeparateWorlds(b Backend) string {
 	return separateWorlds(b, job) // rank and size are known even if the rest of the environment is wrong
 }
 
-// alone says that a rank is the only one because nobody started others, as with the
-// given command, "" where a launcher started one.
+// alone says that there is only one rank because no launcher started others, and names a command that would. It
+// returns "" if a launcher started the process.
 func alone(command string, job rendezvous.Job) string {
 	if job.Launcher != "none" {
 		return ""
@@ -67,7 +66,7 @@ func alone(command string, job rendezvous.Job) string {
 	return fmt.Sprintf("one rank, as no launcher started it; %s 4 tutti … starts four", command)
 }
 
-// processOption is how a launcher is told a number of processes.
+// processOption is the launcher's option for the number of processes.
 func processOption(launcher string) string {
 	if command, ok := processes[launcher]; ok {
 		return command
@@ -75,8 +74,7 @@ func processOption(launcher string) string {
 	return "mpirun -n"
 }
 
-// checkRanks compares --ranks, 0 if it was left out, with the size of the job
-// that a launcher started.
+// checkRanks compares --ranks, 0 if it was left out, with the size of the job that a launcher started.
 func checkRanks(backend, launcher string, asked, started int) error {
 	if asked == 0 || asked == started {
 		return nil

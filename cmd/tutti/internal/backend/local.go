@@ -18,12 +18,11 @@ var localBackend = Backend{
 	Run:     runLocal,
 }
 
-// defaultLocalRanks is the world size where the user names none.
+// defaultLocalRanks is the world size if the user names none.
 const defaultLocalRanks = 4
 
-// MaxLocalRanks is beyond the processors of any machine. A world of 1024 ranks
-// is made and reduces something in a fraction of a second; one of 4096 takes ten
-// seconds.
+// MaxLocalRanks exceeds the number of processors of any machine. A world of 1024 ranks starts and reduces a buffer in
+// a fraction of a second; one of 4096 takes ten seconds.
 const MaxLocalRanks = 1024
 
 func probeLocal(context.Context) (string, error) {

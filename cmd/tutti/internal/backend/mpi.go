@@ -14,8 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// mpiBackend is one rank of an MPI job (comm/mpi): mpirun starts a process for
-// each.
+// mpiBackend is one rank of an MPI job (comm/mpi). mpirun starts one process per rank.
 var mpiBackend = Backend{
 	Name:    "mpi",
 	Jobs:    true,
@@ -24,18 +23,18 @@ var mpiBackend = Backend{
 	Run:     runMPI,
 }
 
-// ProbeMPI is the program that tells MPI's thread level when it is called with ProbeCommand: tutti itself. It is known
-// only after MPI_Init, which may end a process outside of a job and which cannot be repeated, so another process calls
-// it. Empty, as in tests, it is not asked for.
+// ProbeMPI is the program that reports MPI's thread level when called with ProbeCommand: tutti itself. The level is
+// known only after MPI_Init, which cannot be repeated and may end a process outside a job, so another process calls
+// it. Empty, as in tests, skips the probe.
 var ProbeMPI string
 
-// ProbeCommand is the hidden command of that program.
+// ProbeCommand is that program's hidden command.
 const ProbeCommand = "probe-mpi"
 
-// probeTime is how long MPI_Init may take there.
+// probeTime is the longest time that MPI_Init may take there.
 const probeTime = 10 * time.Second
 
-// ThreadLevel initializes MPI in this process and returns the level of threads.
+// ThreadLevel initializes MPI in this process and returns its thread level.
 func ThreadLevel() (string, error) {
 	if _, err := mpi.Init(context.Background()); err != nil {
 		return "", err
@@ -64,7 +63,7 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 	switch job, err := rendezvous.FromEnv(os.Getenv); {
 	case info.Threads != "":
 		return info.Threads
-	case ProbeMPI == "" || err != nil || job.Launcher != "none": // another process would claim this one's rank
+	case ProbeMPI == "" || err != nil || job.Launcher != "none": // another process would claim this rank
 		return unknown
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
@@ -76,12 +75,11 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 	return strings.TrimSpace(string(out))
 }
 
-// finalizeTime is how long a rank that is done waits for the others, and for MPI_Finalize.
+// finalizeTime is the longest time that a finished rank waits for the others, and for MPI_Finalize.
 const finalizeTime = 30 * time.Second
 
-// runMPI runs body for this process's rank. When that fails, MPI is not finalized:
-// the other ranks may be waiting for this one forever, and launchers end a job
-// of which a process exits with a failure and without MPI_Finalize.
+// runMPI runs body for this process's rank. If body fails, MPI is not finalized: other ranks may be waiting for this
+// one forever, and launchers end a job when one of its processes fails without MPI_Finalize.
 func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	starting, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
@@ -97,7 +95,7 @@ func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) 
 		return mpi.Finalize(ctx)
 	}
 	if err := checkRanks("mpi", "mpirun", opts.Ranks, world.WorldSize()); err != nil {
-		return errors.Join(err, finalize()) // every rank is here
+		return errors.Join(err, finalize()) // every rank has come this far
 	}
 	if world.WorldSize() == 1 && opts.Ranks == 0 {
 		job, _ := rendezvous.FromEnv(os.Getenv)

@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// ncclBackend is a rank per GPU (comm/nccl): goroutines of this process, or,
-// where a launcher started several processes, one rank in each.
+// ncclBackend has one rank per GPU (comm/nccl): goroutines of this process or, if a launcher started several
+// processes, one rank in each.
 var ncclBackend = Backend{
 	Name:    "nccl",
 	Jobs:    true,
@@ -67,8 +67,8 @@ func runNCCL(ctx context.Context, opts Options, body func(context.Context, Rank)
 	return err
 }
 
-// checkGPUs names the option if --ranks, 0 if it was left out, is not as the launcher has it, or more than this process
-// has GPUs.
+// checkGPUs returns an error that names the option if --ranks (0 if it was left out) differs from the launcher's
+// number or exceeds this process's GPUs.
 func checkGPUs(job rendezvous.Job, ranks, gpus int) error {
 	if job.WorldSize > 1 {
 		return checkRanks("nccl", job.Launcher, ranks, job.WorldSize)
@@ -85,14 +85,14 @@ func refuse(format string, args ...any) error {
 	return &OptionError{Backend: "nccl", Reason: fmt.Sprintf(format, args...)}
 }
 
-// connect makes the communicators of this process, on GPUs that it opens.
+// connect makes this process's communicators on GPUs that it opens.
 func connect(ctx context.Context, opts Options) ([]*nccl.Comm, error) {
 	ctx, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
 	return nccl.New(ctx, opts.Ranks)
 }
 
-// runOn runs body on communicators, and closes them.
+// runOn runs body on communicators and closes them.
 func runOn(
 	ctx context.Context,
 	bases []*nccl.Comm,
@@ -134,8 +134,8 @@ func runOn(
 	})
 }
 
-// overPeerMemory puts communicators over peer memory on top of those of this
-// process, if that was asked for; they close them.
+// overPeerMemory layers communicators over peer memory on this process's communicators, if the user asked for it.
+// Closing the upper ones closes the lower ones.
 func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]comm.Communicator, error) {
 	comms := make([]comm.Communicator, len(bases))
 	for i, base := range bases {
@@ -159,14 +159,14 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 	}
 	wg.Wait()
 	for _, err := range errs {
-		if errors.Is(err, comm.ErrUnsupported) { // as on all ranks
+		if errors.Is(err, comm.ErrUnsupported) { // all ranks get the same error
 			return comms, refuse("--p2p: %v", err)
 		}
 	}
 	return comms, errors.Join(errs...)
 }
 
-// location describes where a rank is, much as nccl-tests does.
+// location describes where a rank runs, much as nccl-tests does.
 func location(rt *cuda.Runtime) string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -53,7 +53,7 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 	}
 }
 
-// Users know MPICH and Open MPI, and not what their launchers' variables begin with.
+// Users know MPICH and Open MPI but not the prefixes of their launchers' variables.
 func TestProbeNamesTheLauncher(t *testing.T) {
 	for _, name := range []string{"TUTTI_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "FLUX_TASK_RANK"} {
 		t.Setenv(name, "")
@@ -85,7 +85,7 @@ func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	assert.NotEmpty(t, SeparateWorlds(localBackend))
 }
 
-// A process of a launcher that is not understood does not run as a world of its own without a word.
+// A process of an unknown launcher does not run as a separate world without a note.
 func TestProcessesOfUnknownLaunchersAreNoted(t *testing.T) {
 	assert.Empty(t, SeparateWorlds(localBackend))
 	t.Setenv("ALPS_APP_PE", "1")
@@ -94,7 +94,7 @@ func TestProcessesOfUnknownLaunchersAreNoted(t *testing.T) {
 	assert.Empty(t, SeparateWorlds(tcpBackend), "which refuses it")
 }
 
-// Without a name, processes of a job make one world, but for those of mpirun.
+// Without a name, the processes of a job make one world, except for those of mpirun.
 func TestDefault(t *testing.T) {
 	for _, c := range []struct{ rank, size, count, want string }{
 		{"TUTTI_RANK", "TUTTI_WORLD_SIZE", "1", "local"},

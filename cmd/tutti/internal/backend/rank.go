@@ -15,31 +15,28 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Rank is what the code of one rank works with.
+// Rank is the environment in which the code of one rank runs.
 type Rank struct {
 	Comm comm.Communicator // to all ranks
-	// Runtime owns memory that Comm reaches.
+	// Runtime owns memory that Comm can access.
 	Runtime runtime.Runtime
-	// Stream is where Comm submits to on a device that works on its own, nil
-	// where every operation is the host's work.
+	// Stream is the device queue that Comm submits to; nil if the host does every operation.
 	Stream Stream
-	// Compute is where Runtime submits to on such a device, nil elsewhere.
+	// Compute is the device queue that Runtime submits to; nil if there is none.
 	Compute ComputeStream
-	// Location says where the rank is, if that is not simply this host: device,
-	// host name and process.
+	// Location says where the rank runs: device, host name and process. It is "" if that is simply this host.
 	Location string
 
-	// HostRanks is the number of ranks of this process if they compute in host
-	// memory, and 0 for memory of devices.
+	// HostRanks is the number of ranks in this process if they compute in host memory, and 0 for device memory.
 	HostRanks int
 
 	limit time.Duration // of each wait, 0 for none
 }
 
-// overdue is the cause of a context that a limit ended.
+// overdue is the cause of a context that a timeout ended.
 type overdue struct{ limit time.Duration }
 
-// Error names the flag that sets the limit.
+// Error names the flag that sets the timeout.
 func (o overdue) Error() string {
 	return fmt.Sprintf("--timeout %v", o.limit)
 }
@@ -47,7 +44,7 @@ func (o overdue) Error() string {
 // Unwrap makes it a [context.DeadlineExceeded].
 func (overdue) Unwrap() error { return context.DeadlineExceeded }
 
-// withLimit is ctx with a deadline after limit, 0 for none.
+// withLimit returns ctx with a deadline after limit; 0 for none.
 func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if limit == 0 {
 		return context.WithCancel(ctx)
@@ -55,21 +52,19 @@ func withLimit(ctx context.Context, limit time.Duration) (context.Context, conte
 	return context.WithTimeoutCause(ctx, limit, overdue{limit})
 }
 
-// bound has the waits of c end after a limit.
+// bound returns c with waits that end after limit.
 func bound(c comm.Communicator, limit time.Duration) comm.Communicator {
 	return comm.Limit(c, limit, overdue{limit})
 }
 
-// Watch puts c, a communicator of GPUs, on an equal footing with Comm: its waits end
-// after [Options.Timeout], and it aborts when ctx ends, as a rank may be in what no context
-// ends: a copy from a device, a submission to a full queue.
+// Watch gives c, a communicator of GPUs, the limits of Comm. Its waits end after [Options.Timeout], and it aborts
+// when ctx ends, because no context ends a copy from a device or a submission to a full queue.
 func (r Rank) Watch(ctx context.Context, c comm.Communicator) comm.Communicator {
 	context.AfterFunc(ctx, func() { comm.AbortAll(c, context.Cause(ctx)) })
 	return bound(c, r.limit)
 }
 
-// WithoutPeerMemory is the rank with what is below its communicator over peer
-// memory, to which that passes on what it does not do.
+// WithoutPeerMemory returns the rank with the communicator below its peer-memory communicator.
 func (r Rank) WithoutPeerMemory() Rank {
 	if c, ok := comm.As[*nccl.Comm](r.Comm); ok {
 		r.Comm = bound(c, r.limit)
@@ -77,14 +72,14 @@ func (r Rank) WithoutPeerMemory() Rank {
 	return r
 }
 
-// Within is ctx with the deadline of one wait, for collective calls that are
-// not among those of a communicator, as making another one is.
+// Within returns ctx with the deadline of one wait. It is for collective calls that are not methods of a
+// communicator, such as making another one.
 func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return withLimit(ctx, r.limit)
 }
 
-// Fits returns an error if the host has too little memory for the given bytes of each rank of this process: the system
-// would end the process when it writes to it. remedy names the options to lower.
+// Fits returns an error if the host has too little memory for the given bytes of each rank in this process; without
+// it the kernel would kill the process at the first write. remedy names the options to lower.
 func (r Rank) Fits(backend, content string, bytes float64, remedy string) error {
 	total, _ := machine.Memory() // 0 if not known
 	available := float64(total)
@@ -99,9 +94,8 @@ func (r Rank) Fits(backend, content string, bytes float64, remedy string) error 
 	}
 }
 
-// Reduce reduces values element by element over all ranks of r and returns the
-// result, for the few numbers that a command collects from its ranks. It is
-// collective.
+// Reduce reduces values element by element over all ranks of r and returns the result. It is for the few numbers that
+// a command collects from its ranks. It is collective.
 func Reduce[T dtype.Element](ctx context.Context, r Rank, values []T, op comm.ReduceOp) (_ []T, err error) {
 	tensor, err := runtime.FromSlice(r.Runtime, values)
 	if err != nil {
@@ -119,11 +113,10 @@ func Reduce[T dtype.Element](ctx context.Context, r Rank, values []T, op comm.Re
 	return runtime.ToSlice[T](tensor)
 }
 
-// Locations returns the Location of every rank, nil if they have none. It is
-// collective.
+// Locations returns the Location of every rank, nil if they have none. It is collective.
 func Locations(ctx context.Context, r Rank) (locations []string, err error) {
 	if r.Location == "" {
-		return nil, nil // on every rank: a backend says it for all or none
+		return nil, nil // on every rank: a backend has locations for all or none
 	}
 	all, err := distributed.AllGatherBytes(ctx, r.Runtime, r.Comm, []byte(r.Location))
 	for _, location := range all {

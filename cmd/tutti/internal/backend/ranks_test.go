@@ -17,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// device is a communicator like those of GPUs: operations in flight end by an abort.
+// device is a communicator like those of GPUs: an abort ends operations in flight.
 type device struct {
 	comm.Communicator
 	rank    int
@@ -48,9 +48,9 @@ func TestOneFailureEndsAllRanks(t *testing.T) {
 		r := Rank{}
 		r.Comm = r.Watch(ctx, c)
 		switch r.Comm.Rank() {
-		case 0: // waits for a communicator that it made for itself, in a call that no context ends
+		case 0: // waits for a communicator that it made itself, in a call that no context ends
 			return r.Watch(ctx, beside).Sync(context.WithoutCancel(ctx))
-		case 1: // is in a call that nothing but an abort ends
+		case 1: // is in a call that only an abort ends
 			<-devices[1].aborted
 			return errors.New("the call failed")
 		}
@@ -69,7 +69,7 @@ func TestTheEndOfTheContextAborts(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	comms, err := local.New(2)
 	require.NoError(t, err)
-	defer comms[1].Close() //nolint:errcheck // broken
+	defer comms[1].Close() //nolint:errcheck // aborted
 	c := Rank{}.Watch(ctx, comms[0])
 	cancel(cause)
 	err = c.Barrier(context.WithoutCancel(ctx))
@@ -81,7 +81,7 @@ func TestTheEndOfTheContextAborts(t *testing.T) {
 func TestWaitsAreBounded(t *testing.T) {
 	comms, err := local.New(2)
 	require.NoError(t, err)
-	defer comms[1].Close() //nolint:errcheck // broken
+	defer comms[1].Close() //nolint:errcheck // aborted
 	r := Rank{limit: time.Millisecond}
 	c := r.Watch(t.Context(), comms[0])
 	err = c.Barrier(t.Context())

@@ -13,15 +13,15 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reducer averages a gradient over the ranks, step after step: with a pattern
-// between all of them, or densely within hosts and with the pattern between these.
+// Reducer averages gradients over the ranks, step after step. The pattern runs between all ranks or, with hosts,
+// between the hosts, after a dense average within each.
 type Reducer struct {
-	*sparse.Reducer                   // with hosts, between the ranks that have the same share
-	host            *host             // nil: all ranks are alike
-	last            comm.Communicator // what Sync waits for
+	*sparse.Reducer                   // with hosts, between ranks with the same share
+	host            *host             // nil if all ranks are alike
+	last            comm.Communicator // the communicator that Sync waits for
 }
 
-// PatternName is the name of a pattern, what auto has chosen, and as what values travel unless that is f32.
+// PatternName names a pattern, auto's choice, and the codec of the values unless it is f32.
 func PatternName(pattern, chosen, values string) string {
 	if chosen != "" {
 		pattern += ": " + chosen
@@ -32,10 +32,9 @@ func PatternName(pattern, chosen, values string) string {
 	return pattern
 }
 
-// NewReducer prepares the reduction of n elements of a type in a rank's memory. hosts is on
-// how many hosts the ranks are, equally many on each and one host after the other;
-// 0 makes no difference between ranks. It is collective if there are hosts, between
-// which a step is no transaction.
+// NewReducer prepares the reduction of n elements of a type in a rank's memory. hosts is the number of hosts that the
+// ranks run on, with equally many consecutive ranks on each; 0 treats all ranks alike. With hosts, NewReducer is
+// collective, and a step is no transaction.
 func NewReducer(
 	ctx context.Context,
 	r Rank,
@@ -70,7 +69,7 @@ func NewReducer(
 	return reducer, nil
 }
 
-// Hosts returns a function that arranges ranks on a number of hosts, as many on each, one host after the other.
+// Hosts returns a function that divides ranks among a number of hosts, equally many consecutive ranks on each.
 func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (*distributed.Mesh, error) {
 	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 		ranks := c.WorldSize()
@@ -89,12 +88,12 @@ func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (
 	}
 }
 
-// Sparse is what reduces, if there are no hosts.
+// Sparse returns the underlying reducer if there are no hosts.
 func (r *Reducer) Sparse() (*sparse.Reducer, bool) {
 	return r.Reducer, r.host == nil
 }
 
-// AllReduce replaces t by the average over all ranks, as the pattern has it.
+// AllReduce replaces t with the average over all ranks, as the pattern defines it.
 func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	if r.host == nil {
 		return r.Reducer.AllReduce(ctx, t)
@@ -102,7 +101,7 @@ func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	return r.host.allReduce(ctx, t, r.Reducer)
 }
 
-// Within returns how many bytes this rank sent to others of its host in the last step, and the host's time for it.
+// Within returns the bytes that this rank sent within its host in the last step, and the host's time for it.
 func (r *Reducer) Within() (sent int64, took time.Duration) {
 	if r.host == nil {
 		return 0, 0
@@ -115,9 +114,8 @@ func (r *Reducer) Sync(ctx context.Context) error {
 	return r.last.Sync(ctx)
 }
 
-// Pending returns what this rank's residual holds for each of n elements: the sum
-// over the ranks is what has not been in a result yet. It is zero for a pattern
-// without residual.
+// Pending returns this rank's residual for each of n elements. Its sum over ranks has not been in a result yet. It is
+// zero for a pattern without residual.
 func (r *Reducer) Pending(n int) ([]float32, error) {
 	pending := make([]float32, n)
 	t, err := r.Residual()
@@ -132,7 +130,7 @@ func (r *Reducer) Pending(n int) ([]float32, error) {
 		copy(pending, values)
 		return pending, err
 	}
-	ranks := float32(r.host.comm.WorldSize()) // whose average is in the residual
+	ranks := float32(r.host.comm.WorldSize()) // the residual holds their average
 	first := r.host.comm.Rank() * len(values)
 	for i := first; i < min(first+len(values), n); i++ {
 		pending[i] = ranks * values[i-first]

@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// tcpBackend is one rank of a job over TCP (comm/tcp): any launcher starts a process for each.
+// tcpBackend is one rank of a job over TCP (comm/tcp). Any launcher starts one process per rank.
 var tcpBackend = Backend{
 	Name:    "tcp",
 	Jobs:    true,
@@ -31,10 +31,10 @@ func probeTCP(context.Context) (string, error) {
 	return fmt.Sprintf("rank %d of %d, started by %s; %s", job.Rank, job.WorldSize, launcher, sharing()), nil
 }
 
-// sharedVariable switches shared memory off.
+// sharedVariable disables shared memory.
 const sharedVariable = "TUTTI_TCP_SHARED"
 
-// sharing says whether ranks of this machine can share memory.
+// sharing says whether ranks of this machine can use shared memory.
 func sharing() string {
 	unshared := segment.Probe()
 	if value := os.Getenv(sharedVariable); value != "" {
