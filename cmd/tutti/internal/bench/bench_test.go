@@ -62,7 +62,7 @@ func runAlone(ctx context.Context, r backend.Rank, cfg Config, report func([]Res
 	return m.Run(ctx, r, report)
 }
 
-// named is the collective of that name.
+// named returns the collective with the given name.
 func named(name string) Collective {
 	all := Collectives()
 	return all[slices.IndexFunc(all, func(k Collective) bool { return k.String() == name })]
@@ -90,8 +90,8 @@ func TestNothingIsWrongOnLocal(t *testing.T) {
 	}
 }
 
-// liar spoils what one rank receives: an element of a reduction, and what it
-// hands on in the other collectives.
+// liar corrupts the data that one rank receives: an element of a reduction, and the data that it passes on in other
+// collectives.
 type liar struct {
 	comm.Communicator
 	damage func(recv uintptr)
@@ -120,7 +120,7 @@ func TestWrongIsCounted(t *testing.T) {
 		var results []Result
 		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 			r.Comm = liar{r.Comm, func(recv uintptr) {
-				// The second element becomes wrong, the third slightly so.
+				// The second element becomes wrong, and the third slightly wrong.
 				_ = r.Runtime.Fill(recv+4, 1, dtype.F32, 77)
 				_ = r.Runtime.Fill(recv+8, 1, dtype.F32, 0.001)
 			}}
@@ -235,7 +235,7 @@ func TestSparseOf16Bits(t *testing.T) {
 	assert.ErrorContains(t, SparseConfig{DType: dtype.F64, Repeats: quick, Densities: []float64{1}}.Validate(), "not f64")
 }
 
-// With hosts, the pattern is between them, and nothing gets lost either.
+// With hosts, the pattern runs between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
 	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparsity.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 48, 40_004}, Repeats: quick, Verify: true}
 	var results []SparseResult
@@ -304,7 +304,7 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	})
 }
 
-// The ranks of a process share the tables, and make those that they need.
+// The ranks of a process share the tables and make only those that they need.
 func TestReferenceIsMadeOnce(t *testing.T) {
 	for _, verify := range []bool{false, true} {
 		cfg := Config{Collective: named("allreduce"), Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick, Verify: verify}
@@ -381,7 +381,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestBucketsSent: dense gradients that travel as bf16 are half the bytes, sparse ones and views as many.
+// TestBucketsSent checks that dense gradients sent as bf16 take half the bytes. Sparse gradients and views take as
+// many as before.
 func TestBucketsSent(t *testing.T) {
 	const ranks = 2
 	sent := func(pattern string, wire dtype.DType, views bool) (bytes int64) {
@@ -399,7 +400,7 @@ func TestBucketsSent(t *testing.T) {
 		return bytes
 	}
 	dense := sent(sparse.Dense, dtype.F32, false)
-	whole := int64(3 * 40_000) // what a step's dense gradients have
+	whole := int64(3 * 40_000) // the dense gradients of a step
 	assert.Zero(t, (dense-sent(sparse.Dense, dtype.BF16, false))%(whole/2))
 	assert.Less(t, sent(sparse.Dense, dtype.BF16, false), dense)
 	assert.Equal(t, dense, sent(sparse.Dense, dtype.F32, true))

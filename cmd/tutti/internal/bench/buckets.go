@@ -17,29 +17,29 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// BucketsConfig is what to measure of gradients that are exchanged during a backward pass: one of float32 in each
-// bucket of a [ddp.Gradients].
+// BucketsConfig describes a measurement of gradients that are exchanged during a backward pass. Each bucket of a
+// [ddp.Gradients] has one float32 gradient.
 type BucketsConfig struct {
 	// Backend is the name that results carry.
 	Backend string
-	// Patterns of package distributed, each measured.
+	// Patterns of package distributed. Each is measured.
 	Patterns []string
-	// Density is the part of the entries that a rank selects, in (0, 1].
+	// Density is the fraction of the entries that a rank selects, in (0, 1].
 	Density float64
-	// Buckets is their number, and Bytes the size of each.
+	// Buckets is the number of buckets, and Bytes the size of each.
 	Buckets, Bytes int
 	// Wire is the type in which the dense pattern sends gradients, F32, F16 or BF16.
 	Wire dtype.DType
-	// Views has the backward pass write gradients into the buckets, so that nothing is copied. It excludes Wire.
+	// Views has the backward pass write gradients into the buckets, which saves the copy. It excludes Wire.
 	Views bool
-	// Backward is what it takes to compute a bucket's gradients. That time is slept:
-	// the ranks of an emulated cluster share its processors.
+	// Backward is the time to compute the gradients of a bucket. The rank sleeps for that time, because the ranks of
+	// an emulated cluster share its processors.
 	Backward time.Duration
-	// Rounds are measured, of which the median counts.
+	// Rounds is the number of rounds. Their median counts.
 	Rounds int
 }
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c BucketsConfig) Validate() error {
 	switch {
 	case !(c.Density > 0 && c.Density <= 1):
@@ -61,25 +61,24 @@ func (c BucketsConfig) Validate() error {
 // BucketsResult is one line of `tutti bench buckets --json`. Times are those of a
 // step on the slowest rank, in microseconds.
 type BucketsResult struct {
-	Pattern  string   `json:"pattern"`          // as it was asked for
-	Chosen   []string `json:"chosen,omitempty"` // by auto, of each bucket
+	Pattern  string   `json:"pattern"`          // as requested
+	Chosen   []string `json:"chosen,omitempty"` // by auto, for each bucket
 	Backend  string   `json:"backend"`          // its name
 	Ranks    int      `json:"ranks"`            // of the world
 	Density  float64  `json:"density"`          // of the pattern's selection
 	Buckets  int      `json:"buckets"`          // number of them
 	Bytes    int      `json:"bytes"`            // of a bucket
-	Wire     string   `json:"wire,omitempty"`   // the type that is sent, if it is another
+	Wire     string   `json:"wire,omitempty"`   // type that is sent, if not the gradients' own
 	Views    bool     `json:"views,omitempty"`  // gradients are in the buckets
 	Backward float64  `json:"backward_us"`      // of all buckets
-	// After has the buckets reduced when the backward pass is over, Overlapped while it
-	// goes on.
+	// After reduces the buckets when the backward pass is over. Overlapped reduces them during the pass.
 	After      float64 `json:"after_us"`
 	Overlapped float64 `json:"overlapped_us"`
-	// Hidden is the part of the reduction's time that is not seen in Overlapped.
+	// Hidden is the fraction of the reduction's time that Overlapped does not add.
 	Hidden float64 `json:"hidden"`
 }
 
-// wire is the type that a pattern sends instead of the gradients' own, Invalid for none.
+// wire is the type that a pattern sends instead of the gradients' own; Invalid for none.
 func (c BucketsConfig) wire(pattern string) dtype.DType {
 	if pattern != sparse.Dense || c.Wire == dtype.F32 {
 		return dtype.Invalid
@@ -87,10 +86,10 @@ func (c BucketsConfig) wire(pattern string) dtype.DType {
 	return c.Wire
 }
 
-// RunBuckets measures. It is collective: every rank calls it with the same valid
-// configuration. On rank 0, report is called for each result.
+// RunBuckets runs the measurement. It is collective: every rank calls it with the same valid configuration. Rank 0
+// calls report with each result.
 func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report func(BucketsResult)) error {
-	// The random numbers; of each bucket the gradient, the residual and that before.
+	// The random numbers, and for each bucket the gradient, the residual and the previous residual.
 	if err := r.Fits(cfg.Backend, "the buffers", float64(1+3*cfg.Buckets)*float64(cfg.Bytes),
 		"--size, --buckets or --ranks"); err != nil {
 		return err
@@ -111,10 +110,10 @@ func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report f
 type bucketsRun struct {
 	backend.Rank
 	cfg        BucketsConfig     // the same for all patterns
-	random     []float32         // what gradients are filled with
-	registered []*runtime.Tensor // one a bucket
-	gradients  []*runtime.Tensor // what the backward pass writes: the registered tensors, or the views
-	sync       *ddp.Gradients    // of the pattern that is measured
+	random     []float32         // the gradients' values
+	registered []*runtime.Tensor // one per bucket
+	gradients  []*runtime.Tensor // written by the backward pass: the registered tensors, or the views
+	sync       *ddp.Gradients    // of the measured pattern
 }
 
 func measureBuckets(
@@ -174,10 +173,10 @@ func measureBuckets(
 	return result, nil
 }
 
-// prepare makes the gradients and what reduces them.
+// prepare makes the gradients and their reducer.
 func (b *bucketsRun) prepare(ctx context.Context, pattern string) error {
 	for range b.cfg.Buckets {
-		// Of two dimensions, as weights: vectors are reduced densely.
+		// Two dimensions, like weights: vectors are reduced densely.
 		t, err := runtime.New(b.Runtime, dtype.F32, len(b.random), 1)
 		if err != nil {
 			return err
@@ -186,7 +185,7 @@ func (b *bucketsRun) prepare(ctx context.Context, pattern string) error {
 	}
 	var err error
 	b.sync, err = ddp.New(ctx, b.Runtime, b.Comm, b.registered, ddp.Config{
-		BucketBytes: 1, // so each gradient is a bucket
+		BucketBytes: 1, // each gradient is a bucket
 		Config:      sparse.Config{Pattern: pattern, Density: b.cfg.Density},
 		Wire:        b.cfg.wire(pattern),
 		BucketViews: b.cfg.Views,
@@ -201,8 +200,7 @@ func (b *bucketsRun) prepare(ctx context.Context, pattern string) error {
 	return nil
 }
 
-// step makes a step and returns its time on this rank. overlapped: buckets are
-// reduced while the backward pass goes on.
+// step makes a step and returns its time on this rank. With overlapped, buckets are reduced during the backward pass.
 func (b *bucketsRun) step(ctx context.Context, overlapped bool) (float64, error) {
 	var a attempt.Calls
 	for _, g := range b.gradients {
@@ -237,7 +235,7 @@ func compute(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// close frees what measureBuckets made.
+// close frees the memory of measureBuckets.
 func (b *bucketsRun) close() error {
 	var errs []error
 	if b.sync != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// memory is where buffers come from.
+// memory allocates buffers.
 type memory struct {
-	rank      backend.Rank      // whose runtime has what is not symmetric
-	from      comm.Communicator // whose buffers they are
+	rank      backend.Rank      // its runtime allocates buffers that are not symmetric
+	from      comm.Communicator // owns the buffers
 	symmetric bool              // from allocates
 }
 
@@ -26,7 +26,7 @@ func newMemory(r backend.Rank, cfg Config) (memory, error) {
 	}
 	switch {
 	case cfg.Symmetric == Never:
-		m.from = struct{ comm.Communicator }{r.Comm} // hides what it has beside that
+		m.from = struct{ comm.Communicator }{r.Comm} // hides its other interfaces
 	case cfg.Symmetric == Always && !has:
 		return m, backend.Needs(cfg.Backend, "--symmetric", "symmetric memory")
 	}
@@ -45,16 +45,14 @@ func (m memory) free(ctx context.Context, b *comm.Buffer) error {
 	return b.Free(ctx)
 }
 
-// releaseAfter frees buffers after a measurement that ended with err, and
-// returns that joined with what went wrong here. After an error the ranks are
-// out of step: freeing symmetric memory, which takes all of them, must not wait
-// then.
+// releaseAfter frees buffers after a measurement that ended with err, and returns err joined with any error here.
+// After an error the ranks are out of step, so freeing symmetric memory, which is collective, must not wait.
 func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Buffer) error {
 	if err != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		for _, b := range buffers {
-			_ = m.free(ended, b) // err says why
+			_ = m.free(ended, b) // err has the reason
 		}
 		return err
 	}
@@ -64,8 +62,8 @@ func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Bu
 	return err
 }
 
-// allocate makes the buffers of an operation, and returns how to free them
-// after an error or nil. It is collective.
+// allocate makes the buffers of an operation. It returns a function that frees them and takes the measurement's
+// error. It is collective.
 func (s *setup) allocate(ctx context.Context, count int, place Place) (comm.Call, func(error) error, error) {
 	k := s.tables.collective
 	p := s.Comm.WorldSize()

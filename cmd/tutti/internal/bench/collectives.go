@@ -2,12 +2,12 @@ package bench
 
 import "github.com/tutti-go/tutti/comm"
 
-// Collective is one that can be measured, by its operation; OpSend stands for a ring, in which every
-// rank sends to the next one and receives from the one before. A buffer has parts of Count elements
-// each. In place, a smaller buffer is the rank's own part of the larger one.
+// Collective is a collective that can be measured, by its operation. OpSend stands for a ring, in which every rank
+// sends to the next rank and receives from the previous one. A buffer consists of parts of Count elements. In place,
+// a smaller buffer is the rank's part of the larger one.
 type Collective struct{ comm.Op }
 
-// Collectives are in the order of nccl-tests' table.
+// Collectives returns the collectives in the order of nccl-tests' table.
 func Collectives() []Collective {
 	return []Collective{
 		{comm.OpAllReduce},
@@ -19,7 +19,7 @@ func Collectives() []Collective {
 	}
 }
 
-// String is what the command line calls it.
+// String is the collective's name on the command line.
 func (k Collective) String() string {
 	if k.Op == comm.OpSend {
 		return "sendrecv"
@@ -27,10 +27,10 @@ func (k Collective) String() string {
 	return k.Op.String()
 }
 
-// Places are the forms it has; the first is measured by default.
+// Places returns the forms of the collective. The first is measured by default.
 func (k Collective) Places() []Place {
 	switch k.Op {
-	case comm.OpBroadcast: // the contract's has a single buffer
+	case comm.OpBroadcast: // the contract's broadcast has a single buffer
 		return []Place{InPlace}
 	case comm.OpAllToAll, comm.OpSend:
 		return []Place{OutOfPlace}
@@ -46,7 +46,7 @@ func (k Collective) root() int {
 	return -1
 }
 
-// parts are the parts of a rank's buffers among p ranks.
+// parts returns the numbers of parts in a rank's buffers among p ranks.
 func (k Collective) parts(p int) (send, recv int) {
 	switch k.Op {
 	case comm.OpAllGather:
@@ -59,26 +59,25 @@ func (k Collective) parts(p int) (send, recv int) {
 	return 1, 1
 }
 
-// sizeParts is how many parts the "size" of nccl-tests counts: those of the larger buffer.
+// sizeParts is the number of parts in the "size" of nccl-tests: those of the larger buffer.
 func (k Collective) sizeParts(p int) int {
 	send, recv := k.parts(p)
 	return max(send, recv)
 }
 
-// busFactor turns algorithm bandwidth into bus bandwidth: what a link carries
-// (nccl-tests, doc/PERFORMANCE.md).
+// busFactor converts algorithm bandwidth to bus bandwidth, the load of a link (nccl-tests, doc/PERFORMANCE.md).
 func (k Collective) busFactor(p float64) float64 {
 	switch k.Op {
 	case comm.OpAllReduce:
 		return 2 * (p - 1) / p
-	case comm.OpBroadcast, comm.OpSend: // everything travels once
+	case comm.OpBroadcast, comm.OpSend: // all data travels once
 		return 1
 	}
 	return (p - 1) / p // of p equal shares, one stays
 }
 
-// origin says whose part (and which of its parts) arrives as the given part of rank's
-// result among p ranks; for a reduction only the part counts.
+// origin returns the rank, and the part of its input, that arrives as the given part of rank's result among p ranks.
+// For a reduction only the part counts.
 func (k Collective) origin(rank, p, part int) (from, fromPart int) {
 	switch k.Op {
 	case comm.OpReduceScatter:
@@ -90,10 +89,10 @@ func (k Collective) origin(rank, p, part int) (from, fromPart int) {
 	case comm.OpSend:
 		return (rank + p - 1) % p, part
 	}
-	return 0, part // of the root
+	return 0, part // from the root
 }
 
-// submission returns what starts the operation that a call describes.
+// submission returns a function that starts the operation described by a call.
 func (k Collective) submission(c comm.Communicator, call comm.Call) func() error {
 	if k.Op != comm.OpSend {
 		return func() error { return call.Make(c) }

@@ -7,34 +7,34 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// Config is what to measure.
+// Config describes a measurement of one collective.
 type Config struct {
 	Collective Collective // that is measured
 	// Backend is the name that results carry.
 	Backend string
-	// Sizes to measure, in bytes as nccl-tests counts them, see [Sizes].
+	// Sizes to measure in bytes, as nccl-tests counts them, see [Sizes].
 	Sizes []int
 	DType dtype.DType
 	Op    comm.ReduceOp
-	// Places says which forms to measure, of those that the collective has.
+	// Places lists the forms to measure. The collective must have them.
 	Places []Place
 
 	Repeats
 	// Verify compares every element of a result with a reference.
 	Verify bool
-	// Graph measures calls that were captured in a graph and are replayed.
+	// Graph captures the calls in a graph and measures its replay.
 	Graph bool
 	// Symmetric says whether buffers are symmetric ([comm.SymmetricAllocator]).
 	Symmetric Choice
 }
 
-// Choice is whether to use something that not all backends have.
+// Choice says whether to use a feature that not all backends have.
 type Choice uint8
 
-// The choices. The zero value uses what is there.
+// The choices. The zero value uses the feature if it is available.
 const (
 	IfThere Choice = iota
-	Always         // and fail where it is not
+	Always         // fails if the feature is missing
 	Never
 )
 
@@ -47,7 +47,7 @@ const (
 	InPlace    Place = "in-place"
 )
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c Config) Validate() error {
 	if err := c.Repeats.Validate(); err != nil {
 		return err

@@ -7,20 +7,18 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 )
 
-// GraphCalls is how many calls the graphs hold that are timed: enough that what
-// it takes to start one is spread over many calls.
+// GraphCalls is the number of calls in a timed graph: enough to spread the cost of its launch over many calls.
 const GraphCalls = 20
 
-// operation is a call in the form in which it is measured: made anew each time,
-// or captured in graphs.
+// operation is a call in its measured form: submitted each time, or captured in graphs.
 type operation struct {
 	backend.Rank
 	submit func() error    // one call
-	run    round           // many, and their time
-	graphs []backend.Graph // to be closed; nil where calls are made anew
+	run    round           // many calls, and their time
+	graphs []backend.Graph // closed by close; nil if calls are submitted each time
 }
 
-// newOperation takes a call that submits.
+// newOperation prepares a call that submit submits.
 func newOperation(ctx context.Context, r backend.Rank, submit func() error, graph bool) (_ *operation, err error) {
 	o := &operation{Rank: r, submit: submit}
 	if r.Stream == nil {
@@ -36,7 +34,7 @@ func newOperation(ctx context.Context, r backend.Rank, submit func() error, grap
 			err = errors.Join(err, o.close())
 		}
 	}()
-	// The set-up of a backend's first call does not belong in a graph.
+	// A graph must not contain the set-up of a backend's first call.
 	if err := o.call(ctx); err != nil {
 		return nil, err
 	}

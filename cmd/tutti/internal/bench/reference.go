@@ -11,12 +11,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// tables are what every rank puts in and what every rank must get out.
+// tables hold every rank's input and expected result.
 //
-// Element i of a rank's input is entry i mod [reference.Period] of a table of that rank, so
-// the expected result is a table too, however large the buffers.
+// Element i of a rank's input is entry i mod [reference.Period] of that rank's table, so the expected result is a
+// table too, however large the buffers.
 //
-// The ranks of a process share them. A table is made when a rank first needs it.
+// The ranks of a process share the tables. A table is made when a rank first needs it.
 type tables struct {
 	collective Collective               // that is measured
 	dt         dtype.DType              // of elements
@@ -25,7 +25,7 @@ type tables struct {
 	reduced    func() *reference.Result // of the reduction over all ranks
 }
 
-// chunkBytes is about how much is compared or copied at a time.
+// chunkBytes is the approximate number of bytes compared or copied at a time.
 const chunkBytes = 1 << 20
 
 func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
@@ -49,8 +49,8 @@ func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *table
 	return t
 }
 
-// chunks calls f for each piece of count elements at ptr, until ctx ends: where it is, its first
-// element, and room for its bytes.
+// chunks calls f for each piece of count elements at ptr, until ctx ends. f gets the piece's address, its first
+// element, and space for its bytes.
 func (t *tables) chunks(
 	ctx context.Context,
 	ptr uintptr,
@@ -71,7 +71,7 @@ func (t *tables) chunks(
 	return nil
 }
 
-// fill writes the input of a rank, count elements a part.
+// fill writes the input of a rank, with count elements in each part.
 func (t *tables) fill(ctx context.Context, rt runtime.Runtime, rank int, send uintptr, count int) error {
 	table := t.inputs[rank]()
 	parts, _ := t.collective.parts(t.ranks)
@@ -80,7 +80,7 @@ func (t *tables) fill(ctx context.Context, rt runtime.Runtime, rank int, send ui
 	})
 }
 
-// wrong counts the elements of a rank's result that are not what they must be.
+// wrong counts the elements of a rank's result that differ from the expected ones.
 func (t *tables) wrong(
 	ctx context.Context,
 	rt runtime.Runtime,
@@ -96,7 +96,7 @@ func (t *tables) wrong(
 			if err := rt.CopyOut(got, addr); err != nil {
 				return err
 			}
-			var n int // and an error that shows the first of them
+			var n int // and an error that describes the first wrong element
 			first += fromPart * count
 			if t.collective.Reduces() {
 				n, _ = t.reduced().Check(got, first)
@@ -117,7 +117,7 @@ func (t *tables) wrong(
 	return total, nil
 }
 
-// epsilon is the distance from 1 to the next larger number of a type of gradients.
+// epsilon is the distance from 1 to the next larger number of a gradient type.
 func epsilon(dt dtype.DType) float64 {
 	return math.Ldexp(1, map[dtype.DType]int{
 		dtype.F32:  -23,

@@ -1,6 +1,5 @@
-// Package bench measures collectives the way nccl-tests does
-// (https://github.com/NVIDIA/nccl-tests), on any backend: time, algorithm and
-// bus bandwidth, and the number of wrong elements, for a range of sizes.
+// Package bench measures collectives as nccl-tests does (https://github.com/NVIDIA/nccl-tests), on any backend. It
+// reports time, algorithm and bus bandwidth, and the number of wrong elements for a range of sizes.
 package bench
 
 import (
@@ -24,11 +23,10 @@ type Result struct {
 	Backend    string `json:"backend"`    // its name
 	Device     string `json:"device"`     // rank 0's
 	Ranks      int    `json:"ranks"`      // of the world
-	// Bytes is the size as nccl-tests counts it: of the larger of a rank's two
-	// buffers.
+	// Bytes is the size of the larger of a rank's two buffers, as nccl-tests counts it.
 	Bytes int `json:"bytes"`
-	// Count of elements: of a rank's part for allgather, reducescatter and
-	// alltoall, of the whole buffer for the others.
+	// Count is a number of elements: of a rank's part for allgather, reducescatter and alltoall, of the whole buffer
+	// for other collectives.
 	Count int    `json:"count"`
 	DType string `json:"dtype"`
 	// Op of a reduction, "none" for other collectives.
@@ -37,17 +35,15 @@ type Result struct {
 	Graph bool `json:"graph"`
 	// Symmetric: the communicator allocated the buffers ([comm.SymmetricAllocator]).
 	Symmetric bool `json:"symmetric"`
-	// PeerMemory: the calls went over the memory of peers ([comm/p2p]).
+	// PeerMemory: the calls used peer memory ([comm/p2p]).
 	PeerMemory bool `json:"p2p"`
-	// HandOver is the size up to which they do, of those of [Config.Sizes]; -1: none
-	// of them, nil: nothing was to.
+	// HandOver is the largest of [Config.Sizes] that used peer memory; -1: none did, nil: none was meant to.
 	HandOver *int `json:"p2p_up_to_bytes"`
-	// Time of one call in microseconds, on the slowest rank: of the host, until
-	// the result is there, or, on ranks with a [backend.Stream], of the device,
-	// while calls are queued one after the other.
+	// Time of one call in microseconds on the slowest rank. It is the host's time until the result is complete or, on
+	// ranks with a [backend.Stream], the device's time while calls are queued one after the other.
 	Time  float64 `json:"time_us"`
 	AlgBW float64 `json:"algbw_gb_per_s"` // Bytes over Time, in 10^9 bytes per second
-	// BusBW is what a link carries, nil of one rank, which has none.
+	// BusBW is the bandwidth of a link; nil for one rank, which has no link.
 	BusBW *float64 `json:"busbw_gb_per_s"`
 	Wrong *int64   `json:"wrong"` // elements, over all ranks; null if not verified
 	Place Place    `json:"place"`
@@ -56,12 +52,11 @@ type Result struct {
 	Locations []string `json:"-"`
 }
 
-// Measurement is what the ranks of a process share when they measure a
-// collective.
+// Measurement is the state that a process's ranks share when they measure a collective.
 type Measurement struct {
 	cfg    Config    // valid
-	once   sync.Once // makes shared
-	shared *tables   // nil before the first rank needs them
+	once   sync.Once // guards making shared
+	shared *tables   // nil before a rank first needs them
 }
 
 // New prepares a measurement. An error names a setting that cannot be used.
@@ -69,7 +64,7 @@ func New(cfg Config) (*Measurement, error) {
 	return &Measurement{cfg: cfg}, cfg.Validate()
 }
 
-// tables are those for a number of ranks, which are the same on all of them.
+// tables returns the tables for a number of ranks, which all ranks call it with.
 func (m *Measurement) tables(ranks int) *tables {
 	m.once.Do(func() {
 		m.shared = newTables(m.cfg.Collective, m.cfg.DType, m.cfg.Op, ranks)
@@ -77,23 +72,23 @@ func (m *Measurement) tables(ranks int) *tables {
 	return m.shared
 }
 
-// setup is what the sizes of a measurement have in common on one rank.
+// setup is the state common to all sizes of a measurement on one rank.
 type setup struct {
 	backend.Rank
 	cfg       Config   // of the measurement
 	tables    *tables  // of this process's ranks
 	memory    memory   // of the buffers
-	handOver  *int     // bytes of a piece that go over peer memory at most
+	handOver  *int     // largest piece in bytes that goes over peer memory
 	locations []string // of all ranks
 }
 
-// peerMemory is what a communicator over peer memory says of itself.
+// peerMemory is implemented by communicators over peer memory.
 type peerMemory interface {
 	HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int
 }
 
-// handOver returns up to how many bytes of a piece go over peer memory, nil if the
-// rank's communicator does not use it.
+// handOver returns the largest piece in bytes that goes over peer memory; nil if the rank's communicator does not use
+// peer memory.
 func (m *Measurement) handOver(r backend.Rank) *int {
 	c, ok := comm.As[peerMemory](r.Comm)
 	if !ok {
@@ -118,8 +113,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 		return nil, err
 	}
 	s.handOver = m.handOver(r)
-	// An operation on nothing is refused if the backend does not have it at
-	// all, and is cheap otherwise.
+	// An operation on nothing is cheap. It fails if the backend does not support it at all.
 	if err := m.cfg.Collective.submission(r.Comm, comm.Call{
 		Op:     m.cfg.Collective.Op,
 		DType:  cfg.DType,
@@ -143,12 +137,11 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	return s, err
 }
 
-// Run measures on one rank. It is collective: every rank calls it, those of one
-// process on the same measurement. On rank 0, report is called for each size with a result for
-// each of the collective's places that was measured; elsewhere it is not
-// called.
+// Run measures on one rank. It is collective: every rank calls it, and ranks of one process call it on the same
+// measurement. Rank 0 calls report for each size with a result for each measured place; other ranks do not call
+// report.
 //
-// What the ranks' backend does not have is a [backend.OptionError].
+// A feature that the ranks' backend lacks produces a [backend.OptionError].
 func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Result)) error {
 	s, err := m.newSetup(ctx, r)
 	if err != nil {
@@ -160,7 +153,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))
 		if count == previous {
-			continue // several small sizes round to the same count
+			continue // several small sizes round to one count
 		}
 		previous = count
 		results, err := s.measureSize(ctx, count)
@@ -230,7 +223,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	return result, a.Err
 }
 
-// result describes a measurement, without what it gave.
+// result describes a measurement without its times.
 func (s *setup) result(count int, place Place) Result {
 	k := s.tables.collective
 	p := s.Comm.WorldSize()
@@ -266,7 +259,7 @@ func (s *setup) result(count int, place Place) Result {
 	return result
 }
 
-// setTime fills in a time and the bandwidths that follow from it.
+// setTime sets a time and the bandwidths that follow from it.
 func (r *Result) setTime(seconds, busFactor float64) {
 	r.Time = significant(seconds * 1e6)
 	if seconds > 0 {
@@ -279,9 +272,8 @@ func (r *Result) setTime(seconds, busFactor float64) {
 	}
 }
 
-// prepare fills the result with a value that results hardly have, so that an element
-// which is not written counts as wrong, and then writes the input, of which in place the
-// result is a part or the whole.
+// prepare fills the result with a value that results hardly ever have, so that an element that is not written counts
+// as wrong. Then it writes the input, which in place is part or all of the result's buffer.
 func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	p := s.Comm.WorldSize()
 	rank := s.Comm.Rank()
@@ -300,8 +292,7 @@ func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	return s.Runtime.Synchronize(ctx)
 }
 
-// verify runs the operation once on fresh data and counts wrong elements over
-// all ranks.
+// verify runs the operation once on fresh data and counts wrong elements over all ranks.
 func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, error) {
 	var a attempt.Calls
 	a.Do(func() error { return s.Comm.Barrier(ctx) })

@@ -22,40 +22,37 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// SparseConfig is what to measure of the sparse allreduce, on tensors of normally
-// distributed random numbers, new ones in every step. Residuals begin as they are after
-// many steps.
+// SparseConfig describes a measurement of the sparse allreduce on tensors of normally distributed random numbers, new
+// ones in every step. Residuals start as they are after many steps.
 type SparseConfig struct {
 	// Backend is the name that results carry.
 	Backend string
 	// DType of the tensors: F32, F16 or BF16.
 	DType dtype.DType
-	// Patterns of package sparse, each measured at each size, and with each of Values: as what
-	// values travel (the codecs of package sparse), f32 unless set.
+	// Patterns of package sparse, each measured at each size with each codec in Values (package sparse); f32 if
+	// Values is empty.
 	Patterns, Values []string
-	// Densities are the parts of the entries that a rank selects, in (0, 1]. The dense
-	// pattern is measured once for all of them.
+	// Densities are the fractions of the entries that a rank selects, in (0, 1]. The dense pattern is measured once
+	// for all densities.
 	Densities []float64
-	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
-	// are all alike.
+	// Hosts is the number of hosts that the ranks run on, see [backend.NewReducer]; 0 treats all ranks alike.
 	Hosts int
 	// Sizes of the tensor in bytes.
 	Sizes []int
 	Repeats
-	// Interleave measures the patterns of a size in turns, a round of each, and not one
-	// after the other. That is how to compare what is close, and takes the memory of all
-	// of them at once.
+	// Interleave measures the patterns of a size alternately, one round each, instead of one after the other. Close
+	// results need it, and it takes the memory of all patterns at once.
 	Interleave bool
 	// Verify compares a step with a reference, see [SparseResult].
 	Verify bool
-	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
-	// a [backend.ComputeStream] and a pattern that needs no number on the host.
+	// Graph captures a step in a CUDA graph and replays it. It needs a rank with a [backend.ComputeStream] and a
+	// pattern that needs no number on the host.
 	Graph bool
 	// NoUndo: steps are no transactions, as in [sparse.Config].
 	NoUndo bool
 }
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c SparseConfig) Validate() error {
 	for _, d := range c.Densities {
 		if !(d > 0 && d <= 1) {
@@ -73,50 +70,47 @@ func (c SparseConfig) Validate() error {
 	return c.Repeats.Validate()
 }
 
-// SparseResult is one line of `tutti bench sparse --json`. Bandwidths are those
-// that a dense allreduce would have to reach to take the same time. Wrong
-// counts the elements that break one of the promises of every pattern: what
-// goes into a step comes out of it, in the result or in the residuals; and all
-// ranks have the same bits.
+// SparseResult is one line of `tutti bench sparse --json`. Bandwidths are those of a dense allreduce that takes the
+// same time. Wrong counts the elements that break a promise of every pattern: the input of a step comes out of it, in
+// the result or in the residuals, and all ranks have the same bits.
 type SparseResult struct {
 	Result
-	Pattern string `json:"pattern"` // as it was asked for
-	// Chosen is the pattern that auto is here, "" for others.
+	Pattern string `json:"pattern"` // as requested
+	// Chosen is the pattern that auto chose; "" for other patterns.
 	Chosen string `json:"chosen,omitempty"`
-	// Values is as what values travel.
+	// Values is the codec of the values that are sent.
 	Values  string  `json:"values"`
 	Density float64 `json:"density"`
-	// Hosts between which the pattern is; 0: it is between all ranks.
+	// Hosts is the number of hosts that the pattern connects; 0: it connects all ranks.
 	Hosts int `json:"hosts,omitempty"`
-	// SentBytes in a step, lengths and headers included, as package metered counts, the mean over ranks and
-	// steps; with Hosts only those between hosts, and InnerBytes those within.
+	// SentBytes is the number of bytes sent in a step, with lengths and headers, as package metered counts: the mean
+	// over ranks and steps. With Hosts it counts traffic between hosts, and InnerBytes traffic within them.
 	SentBytes  float64 `json:"sent_bytes_per_rank"`
 	InnerBytes float64 `json:"inner_bytes_per_rank,omitempty"`
-	// SelectTime, ExchangeTime and MergeTime are the parts of a step, in
-	// microseconds: the mean over ranks and the steps of a round, of these the median.
-	// On a device it is its own time for steps that are submitted one by one;
+	// SelectTime, ExchangeTime and MergeTime are the parts of a step in microseconds: the mean over ranks and the
+	// steps of a round, and the median over rounds. On a device they are its times for steps submitted one by one;
 	// otherwise the exchange contains the merge.
 	SelectTime   float64 `json:"select_us"`
 	ExchangeTime float64 `json:"exchange_us"`
 	MergeTime    float64 `json:"merge_us,omitempty"`
-	// RoundTimes, with Interleave, are the rounds that Time is the median of: those of
-	// one place were measured in turns.
+	// RoundTimes, with Interleave, are the rounds whose median is Time. Rounds with the same index were measured
+	// alternately.
 	RoundTimes []float64 `json:"rounds_us,omitempty"`
 	// NoUndo as in [SparseConfig].
 	NoUndo bool `json:"no_undo,omitempty"`
 }
 
-// freshShift is how many different gradients are cut out of one row of random
-// numbers: step t sees them shifted by t mod freshShift elements.
+// freshShift is the number of different gradients cut from one row of random numbers: step t uses the numbers shifted
+// by t mod freshShift elements.
 const freshShift = 4096
 
-// RunSparse measures. It is collective: every rank calls it with the same valid
-// configuration. On rank 0, report is called for each result.
+// RunSparse runs the measurement. It is collective: every rank calls it with the same valid configuration. Rank 0
+// calls report with each result.
 func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report func(SparseResult)) error {
 	if cfg.Graph && r.Compute == nil {
 		return backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
-	// The random numbers, and of each pattern the residual and what it is rolled back with.
+	// The random numbers, and for each pattern the residual and its saved copy for rollback.
 	perElement := cfg.DType.Size() + cfg.subjects()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement),
 		"--max or --ranks"); err != nil {
@@ -138,7 +132,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	return nil
 }
 
-// subjects is how many patterns are measured in turns.
+// subjects is the number of patterns measured alternately.
 func (c SparseConfig) subjects() int {
 	if c.Interleave {
 		return max(len(c.cells()), 1)
@@ -146,10 +140,10 @@ func (c SparseConfig) subjects() int {
 	return 1
 }
 
-// cell is what is measured at each size and density.
+// cell is one combination to measure at each size and density.
 type cell struct{ pattern, values string }
 
-// cells are the combinations of patterns and values.
+// cells returns all combinations of patterns and values.
 func (c SparseConfig) cells() (all []cell) {
 	named := c.Values
 	if len(named) == 0 {
@@ -202,18 +196,18 @@ type sparseRun struct {
 	hosts  int              // see [SparseConfig]
 	sparse *backend.Reducer // of the cell
 	random *runtime.Tensor  // n + freshShift elements
-	tensor *runtime.Tensor  // n elements: the gradient, then the result; of all patterns
-	step   int              // number of the next one
-	rounds []sparseRound    // in their order
-	graph  backend.Graph    // of a step, nil: steps are submitted one by one
+	tensor *runtime.Tensor  // n elements: the gradient, then the result; shared by all patterns
+	step   int              // number of the next step
+	rounds []sparseRound    // in order
+	graph  backend.Graph    // of a step; nil if steps are submitted one by one
 }
 
-// sparseRound are the means of a round on one rank.
+// sparseRound holds the means of a round on one rank.
 type sparseRound struct {
 	sent, inner, choose, exchange, merge float64 // bytes, bytes, seconds, seconds, seconds
 }
 
-// measureSparse measures patterns in turns.
+// measureSparse measures patterns alternately.
 func measureSparse(
 	ctx context.Context,
 	r backend.Rank,
@@ -224,7 +218,7 @@ func measureSparse(
 	n int,
 	report func(SparseResult),
 ) (err error) {
-	// One for all, because where memory lies may matter as much as the pattern does.
+	// All patterns share it, because a buffer's place may matter as much as the pattern.
 	gradient, err := runtime.New(r.Runtime, cfg.DType, n)
 	if err != nil {
 		return err
@@ -254,7 +248,7 @@ func measureSparse(
 		if a.Err != nil {
 			return c.about(n, a.Err)
 		}
-		s.rounds = nil // those so far were to warm up
+		s.rounds = nil // those so far were warm-up
 		rounds = append(rounds, perIteration(
 			ctx,
 			func(ctx context.Context, iterations int) (float64, error) {
@@ -280,7 +274,7 @@ func measureSparse(
 	return nil
 }
 
-// about says of an error which measurement has it.
+// about adds the measurement to its error.
 func (c cell) about(n int, err error) error {
 	if err == nil {
 		return nil
@@ -288,7 +282,7 @@ func (c cell) about(n int, err error) error {
 	return fmt.Errorf("pattern %s with values %s on %d elements: %w", c.pattern, c.values, n, err)
 }
 
-// result is what was measured.
+// result makes the result of the measurement.
 func (s *sparseRun) result(
 	ctx context.Context,
 	cfg SparseConfig,
@@ -344,7 +338,7 @@ func (s *sparseRun) result(
 	return result, a.Err
 }
 
-// newSparseRun makes the reduction of one rank.
+// newSparseRun makes one rank's reduction.
 func newSparseRun(
 	ctx context.Context,
 	r backend.Rank,
@@ -367,12 +361,12 @@ func newSparseRun(
 		}
 	}()
 	reduce := cfg.sparse(c.pattern, c.values, density)
-	reduce.NoUndo = cfg.NoUndo || c.pattern == sparse.Dense // what others are compared with is an allreduce and no more
+	reduce.NoUndo = cfg.NoUndo || c.pattern == sparse.Dense // the dense reference is a plain allreduce
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, cfg.DType, reduce)
 	return s, err
 }
 
-// sparse is the configuration of a cell.
+// sparse returns the configuration of a cell.
 func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Config {
 	return sparse.Config{
 		Pattern: pattern,
@@ -381,12 +375,12 @@ func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Con
 	}
 }
 
-// warmUp makes the residual what it is after many steps.
+// warmUp makes the residual as large as after many steps.
 func (s *sparseRun) warmUp(ctx context.Context, density float64) error {
 	var a attempt.Calls
 	pattern := s.pattern
 	ranks := s.Comm.WorldSize()
-	if pattern == sparse.Auto { // which it chooses in the first step
+	if pattern == sparse.Auto { // chosen in the first step
 		attempt.Get(&a, func() (float64, error) { return s.round(ctx, 1) })
 		stats := attempt.Get(&a, func() (sparse.Stats, error) {
 			return s.sparse.Stats(ctx)
@@ -428,7 +422,7 @@ func (s *sparseRun) warmUp(ctx context.Context, density float64) error {
 	return a.Err
 }
 
-// capture makes the graph of a step. The step before allocates what it needs.
+// capture makes the graph of a step. The step before it allocates the memory.
 func (s *sparseRun) capture(ctx context.Context) error {
 	if _, err := s.round(ctx, 2); err != nil {
 		return err
@@ -440,7 +434,7 @@ func (s *sparseRun) capture(ctx context.Context) error {
 	return err
 }
 
-// close frees what newSparseRun made.
+// close frees the memory of newSparseRun.
 func (s *sparseRun) close() error {
 	var err error
 	if s.graph != nil {
@@ -452,9 +446,8 @@ func (s *sparseRun) close() error {
 	return err
 }
 
-// round measures the steps alone, without the preparation of their gradients: by
-// the clock of the device where the host runs ahead of it, otherwise by the
-// host's.
+// round measures the steps without the preparation of their gradients. It uses the device's clock if the host runs
+// ahead of the device, and otherwise the host's clock.
 func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64, err error) {
 	if s.Compute != nil {
 		return s.deviceRound(ctx, iterations)
@@ -467,7 +460,7 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		a.Do(func() error { return s.Comm.Barrier(ctx) })
 		start := time.Now()
 		a.Do(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
-		// The communicator first: it ends its work when ctx ends the wait.
+		// The communicator goes first: it aborts its work when ctx ends the wait.
 		a.Do(func() error { return s.sparse.Sync(ctx) })
 		a.Do(func() error { return s.Runtime.Synchronize(ctx) })
 		seconds += time.Since(start).Seconds()
@@ -495,7 +488,7 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 	if s.graph != nil {
 		step = s.graph.Launch
 	}
-	const maxAhead = 64 // steps that the host is ahead
+	const maxAhead = 64 // steps that the host may be ahead
 	for done := 0; done < iterations; done += maxAhead {
 		seconds += attempt.Get(&a, func() (time.Duration, error) {
 			return s.Compute.Steps(ctx, min(maxAhead, iterations-done), s.nextGradient, step)
@@ -532,8 +525,7 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 	return round, err
 }
 
-// meanRounds returns the mean of the bytes sent, and the medians over
-// rounds of the times, each of them the mean over ranks.
+// meanRounds returns the means of the bytes sent and the medians over rounds of the times, each averaged over ranks.
 func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	n := len(s.rounds)
 	values := make([]float64, 5*n)
@@ -563,7 +555,7 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	}, nil
 }
 
-// nextGradient puts the gradient of the next step into the tensor.
+// nextGradient writes the gradient of the next step into the tensor.
 func (s *sparseRun) nextGradient() (err error) {
 	shift := s.step % freshShift
 	s.step++
@@ -603,7 +595,7 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 		return 0, a.Err
 	}
 
-	// gone is what left this rank, size the scale of its rounding errors.
+	// gone is the data that left this rank, and size the scale of its rounding errors.
 	gone := make([]float32, len(gradient))
 	size := make([]float32, len(gradient))
 	for i, g := range gradient {
@@ -641,9 +633,8 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	return total[0], nil
 }
 
-// brokenPromises counts the elements of a rank's result that are not what left
-// all ranks divided by their number, up to the rounding of dt, or differ from rank
-// 0's.
+// brokenPromises counts wrong elements of a rank's result. An element must equal the sum of the data that left all
+// ranks divided by their number, up to the rounding of dt, and have the bits of rank 0's element.
 func brokenPromises(dt dtype.DType, gone, size, result, rank0 []float32, ranks int) int64 {
 	tolerance := 4 * float64(ranks) * epsilon(dt)
 	var count int64
@@ -656,7 +647,7 @@ func brokenPromises(dt dtype.DType, gone, size, result, rank0 []float32, ranks i
 	return count
 }
 
-// fromFloats makes a tensor of values, rounded to dt.
+// fromFloats makes a tensor from values, rounded to dt.
 func fromFloats(rt runtime.Runtime, dt dtype.DType, values []float32) (*runtime.Tensor, error) {
 	t, err := runtime.New(rt, dt, len(values))
 	if err != nil {

@@ -17,15 +17,14 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// gpu pretends that a rank's allreduces run on a device, whose clock goes on by
-// a tick for each of them.
+// gpu simulates a device that runs a rank's allreduces. Its clock advances by one tick per allreduce.
 type gpu struct {
 	comm.Communicator
 	tick     time.Duration
 	calls    int             // made so far
 	captured *[]func() error // not nil during a capture
-	graphs   []int           // the number of calls of each
-	closed   int             // graphs
+	graphs   []int           // number of calls in each
+	closed   int             // number of closed graphs
 }
 
 func (g *gpu) Unwrap() comm.Communicator { return g.Communicator }
@@ -84,8 +83,7 @@ func (r *replay) Close() error {
 	return nil
 }
 
-// onGPUs measures on two ranks, of which the second is slower: 2 and 4
-// microseconds a call.
+// onGPUs measures on two ranks: a call takes 2 µs on the first and 4 µs on the second.
 func onGPUs(t *testing.T, cfg Config) (results []Result, gpus []*gpu) {
 	t.Helper()
 	gpus = make([]*gpu, 2)
@@ -141,7 +139,7 @@ func TestCancellationEndsSubmissions(t *testing.T) {
 	})
 }
 
-// Buffers of gigabytes take seconds to fill and to compare.
+// Filling and comparing buffers of gigabytes takes seconds.
 func TestBuffersAreLeftWhenTheContextEnds(t *testing.T) {
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
 		k := named("allreduce")
@@ -167,7 +165,7 @@ func TestBuffersAreLeftWhenTheContextEnds(t *testing.T) {
 	})
 }
 
-// copies counts copies from and to the host, and calls then after each.
+// copies counts copies from and to the host and calls then after each.
 type copies struct {
 	runtime.Runtime
 	made int
@@ -191,7 +189,7 @@ func TestBatchesCountTheirCalls(t *testing.T) {
 		run := 0
 		seconds, err := inBatches(func(_ context.Context, n int) (float64, error) {
 			run = n
-			return 20 * float64(n), nil // a second a call
+			return 20 * float64(n), nil // one second per call
 		}, 20)(t.Context(), calls)
 		require.NoError(t, err)
 		assert.Equal(t, want, run)
@@ -202,13 +200,12 @@ func TestBatchesCountTheirCalls(t *testing.T) {
 	assert.ErrorIs(t, err, failure)
 }
 
-// symmetric is a communicator with its own memory, which counts what is not
-// freed.
+// symmetric is a communicator that allocates memory and counts unfreed buffers.
 type symmetric struct {
 	comm.Communicator
 	runtime runtime.Runtime
 	live    *sync.Map
-	fail    error // of every allreduce of more than nothing
+	fail    error // of every allreduce with elements
 }
 
 func (s symmetric) AllocateSymmetric(_ context.Context, bytes int) (uintptr, error) {
@@ -285,7 +282,7 @@ func TestGraphsNeedAStream(t *testing.T) {
 	})
 }
 
-// Reductions that a backend lacks are reported before buffers are made.
+// Reductions that a backend lacks are reported before buffers are allocated.
 func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
 	cfg := Config{Collective: named("allreduce"), Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick}
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
@@ -321,7 +318,7 @@ func TestResultsSayWhatWentOverPeerMemory(t *testing.T) {
 		over       []bool
 	}{
 		{"allreduce", 4096, []bool{true, true, false}},
-		{"allgather", 65536, []bool{true, true, true}}, // 32 KiB of each rank
+		{"allgather", 65536, []bool{true, true, true}}, // 32 KiB from each rank
 		{"alltoall", -1, []bool{false, false, false}},
 		{"sendrecv", -1, []bool{false, false, false}},
 	} {

@@ -10,35 +10,35 @@ import (
 	"github.com/tutti-go/tutti/internal/measure"
 )
 
-// Repeats says how often something is measured.
+// Repeats says how often a measurement is repeated.
 type Repeats struct {
-	// Warmup is how many calls precede the measurement.
+	// Warmup is the number of calls before the measurement.
 	Warmup int
-	// Iterations of a round, 0 for as many as take about [roundTime].
+	// Iterations is the number of calls in a round; 0 chooses one that takes about [roundTime].
 	Iterations int
-	// Rounds are measured, and the median of their means is reported.
+	// Rounds is the number of rounds. The median of their means is reported.
 	Rounds int
 }
 
-// DefaultRepeats are the repeats of `tutti bench` without flags.
+// DefaultRepeats returns the repeats of `tutti bench` without flags.
 func DefaultRepeats() Repeats {
 	return Repeats{Warmup: 5, Rounds: 7}
 }
 
-// roundTime is how long a round takes when Repeats.Iterations is 0.
+// roundTime is the length of a round if Repeats.Iterations is 0.
 const roundTime = 20 * time.Millisecond
 
-// maxIterations is the most iterations of a round when they are chosen.
+// maxIterations is the largest number of iterations chosen for a round.
 const maxIterations = 20000
 
-// Limits of what is asked for: each round keeps its time, and calls that take a
-// microsecond each would go on for a month.
+// Limits of the flags. Each round stores its time, and a round of the longest length, with calls of a microsecond,
+// would run for a month.
 const (
 	mostRounds = 1 << 20
 	mostCalls  = 1 << 41
 )
 
-// Validate names the first number that cannot be used.
+// Validate returns an error that names the first invalid number.
 func (n Repeats) Validate() error {
 	switch {
 	case n.Warmup < 0 || n.Warmup > mostCalls:
@@ -51,11 +51,11 @@ func (n Repeats) Validate() error {
 	return nil
 }
 
-// A round runs a number of iterations, which the ranks begin together, and
-// returns how long all of them took on this rank, in seconds.
+// A round runs a number of iterations, which all ranks begin together. It returns their total time on this rank, in
+// seconds.
 type round func(ctx context.Context, iterations int) (seconds float64, err error)
 
-// timeCalls makes a round of calls one after the other.
+// timeCalls makes a round of calls, one after the other.
 func timeCalls(r backend.Rank, call func() error) round {
 	return func(ctx context.Context, iterations int) (float64, error) {
 		if err := r.Comm.Barrier(ctx); err != nil {
@@ -71,10 +71,9 @@ func timeCalls(r backend.Rank, call func() error) round {
 	}
 }
 
-// timeSubmissions makes a round of calls of submit one after the other, without
-// a wait in between, by the clock of the device that they run on. One more that
-// is not timed precedes them: it ends on all devices at about the same time,
-// whereas the hosts leave a barrier up to hundreds of microseconds apart.
+// timeSubmissions makes a round of submit calls without waits in between, timed by the device's clock. An untimed
+// call precedes them: it ends on all devices at about the same time, whereas hosts leave a barrier up to hundreds of
+// microseconds apart.
 func timeSubmissions(r backend.Rank, submit func() error) round {
 	return func(ctx context.Context, iterations int) (float64, error) {
 		if err := r.Comm.Barrier(ctx); err != nil {
@@ -98,8 +97,7 @@ func timeSubmissions(r backend.Rank, submit func() error) round {
 	}
 }
 
-// inBatches makes a round of calls out of one of batches of calls, of which it
-// runs as many as the calls need, the last one whole.
+// inBatches makes a round of calls from a round of batches. It runs enough whole batches for the requested calls.
 func inBatches(batches round, size int) round {
 	return func(ctx context.Context, iterations int) (float64, error) {
 		n := (iterations + size - 1) / size
@@ -111,8 +109,8 @@ func inBatches(batches round, size int) round {
 	}
 }
 
-// calibrate warms up and returns the iterations of a round. It is collective. One-time work, such as auto's choice, is
-// over by the time that iterations are fitted to.
+// calibrate warms up and returns the number of iterations in a round. It is collective. One-time work, such as auto's
+// choice, ends before the number is chosen.
 func (n Repeats) calibrate(ctx context.Context, r backend.Rank, run round) (iterations int, err error) {
 	if _, err := run(ctx, n.Warmup); err != nil || n.Iterations != 0 {
 		return n.Iterations, err
@@ -122,7 +120,7 @@ func (n Repeats) calibrate(ctx context.Context, r backend.Rank, run round) (iter
 	})
 }
 
-// perIteration makes a measured round of a round: it returns the mean of its iterations.
+// perIteration makes a round that returns the mean time of its iterations.
 func perIteration(ctx context.Context, run round, iterations int) measure.Round {
 	return func() (float64, error) {
 		seconds, err := run(ctx, iterations)
@@ -130,7 +128,7 @@ func perIteration(ctx context.Context, run round, iterations int) measure.Round 
 	}
 }
 
-// slowest has the slowest rank's times count.
+// slowest returns a function that takes the slowest rank's time.
 func slowest(ctx context.Context, r backend.Rank) measure.Slowest {
 	return func(values []float64) ([]float64, error) {
 		return backend.Reduce(ctx, r, values, comm.Max)

@@ -50,15 +50,15 @@ func wideFlag(flags *pflag.FlagSet, wide *bool) {
 	flags.BoolVar(wide, "wide", false, "print all columns of nccl-tests, in lines of 140 characters")
 }
 
-// tally counts what was reported, for the lines under a table and the exit code.
+// tally accumulates results for the lines below a table and the exit code.
 type tally struct {
 	lines  int     // of the table
 	wrong  int64   // elements
-	busBW  float64 // sum over the lines that have one, in 10^9 bytes per second
+	busBW  float64 // sum over the lines with a bandwidth, in 10^9 bytes per second
 	linked bool    // there were several ranks
 }
 
-// add counts a result.
+// add adds a result.
 func (t *tally) add(r bench.Result) {
 	t.lines++
 	if r.BusBW != nil {
@@ -70,7 +70,7 @@ func (t *tally) add(r bench.Result) {
 	}
 }
 
-// finish prints the lines under a table and returns what [console.WrongElements] does.
+// finish prints the lines below a table and returns the error of [console.WrongElements].
 func (t *tally) finish(text io.Writer, verified bool) error {
 	if t.lines == 0 {
 		return nil
@@ -97,10 +97,10 @@ var about = map[string]string{
 	"sendrecv":      "Every rank sends to the next and receives from the one before",
 }
 
-// collectiveBench is the command of a collective.
+// collectiveBench is the command that measures one collective.
 type collectiveBench struct {
 	cfg       bench.Config         // what to measure
-	flags     *console.Measurement // that all such commands have
+	flags     *console.Measurement // common to all such commands
 	inPlace   bool                 // --in-place
 	symmetric bool                 // --symmetric
 	wide      bool                 // --wide
@@ -156,7 +156,7 @@ func (b *collectiveBench) register(flags *pflag.FlagSet) {
 	wideFlag(flags, &b.wide)
 }
 
-// configure makes the configuration of the flags.
+// configure makes the configuration from the flags.
 func (b *collectiveBench) configure(cmd *cobra.Command) error {
 	sizes, err := b.flags.Sizes()
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 )
 
-// The tables of `tutti bench` are printed line by line as the results come. A line fits 80
-// columns, behind the rank that `tutti launch` puts before it as well, or is wide and has the columns of nccl-tests,
-// which everybody in the field reads.
+// The tables of `tutti bench` are printed line by line as results arrive. A line fits 80 columns, including the rank
+// that `tutti launch` writes before it. A wide line has the columns of nccl-tests, which everybody in the field
+// reads.
 
-// timeColumns are the columns that every measured form has.
+// timeColumns are the columns of every measured form.
 const timeColumns = " %10s %7s %7s %7s"
 
 // callColumns are the columns of a call.
@@ -67,8 +67,7 @@ func printHeader(out io.Writer, results []bench.Result, wide bool) {
 	}
 }
 
-// printLocations prints where each rank is, on backends that tell, and whether
-// there was something to print.
+// printLocations prints where each rank runs, if the backend knows, and reports whether it printed anything.
 func printLocations(out io.Writer, r bench.Result) bool {
 	for rank, location := range r.Locations {
 		writeComment(out, fmt.Sprintf("rank %d: %s", rank, location))
@@ -123,7 +122,7 @@ func printSparseHeader(out io.Writer, first bench.SparseResult, wide bool) {
 	)
 }
 
-// sparseColumns are the columns of a line; a narrow one leaves out what follows from others.
+// sparseColumns are the columns of a line. A narrow line omits columns that follow from others.
 func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choose, exchange any, times ...any) string {
 	if !wide {
 		return fmt.Sprintf("%8v %-15v %7v %9v %6v %7v %8v %6v",
@@ -134,7 +133,7 @@ func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choo
 	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, columns...)
 }
 
-// ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.
+// ranksOn counts ranks, such as "4 ranks on 2 hosts"; hosts may be 0.
 func ranksOn(ranks, hosts int) string {
 	text := backend.Counted(ranks, "rank")
 	if hosts > 0 {
@@ -166,7 +165,7 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 	))
 }
 
-// busText is the bandwidth of a link, of which one rank has none.
+// busText is the bandwidth of a link. One rank has no link.
 func busText(r bench.Result) string {
 	if r.BusBW == nil {
 		return "N/A"

@@ -199,7 +199,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 			assert.NotContains(t, line, "[=", "%s: a flag that takes no value", args)
 		}
 		for _, sub := range cmd.Commands() {
-			if sub.Name() != "help" && sub.Name() != "completion" { // which are cobra's
+			if sub.Name() != "help" && sub.Name() != "completion" { // from cobra
 				visit(sub)
 			}
 		}
@@ -247,7 +247,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// One rank has no bus, and no bandwidth of one.
+// One rank has no bus and thus no bus bandwidth.
 func TestBenchOfOneRank(t *testing.T) {
 	code, stdout, stderr := execute(t, "bench", "allreduce", "--backend", "noop", "--max", "8", "--rounds", "1")
 	assert.Equal(t, exitOK, code, stderr)
@@ -265,7 +265,7 @@ func TestBenchOfOneRank(t *testing.T) {
 	}
 }
 
-// The version is printed by the word as well as by the flag.
+// The version is printed by a command as well as by a flag.
 func TestVersion(t *testing.T) {
 	code, flag, stderr := execute(t, "--version")
 	assert.Equal(t, exitOK, code, stderr)
@@ -330,7 +330,7 @@ func TestTrain(t *testing.T) {
 		assert.LessOrEqual(t, line["target_s"], line["total_s"])
 	}
 
-	// A dense step over two ranks sends every parameter once.
+	// A dense step on two ranks sends every parameter once.
 	assert.EqualValues(t, 64*16+16+16*10+10, lines[0]["sent_elements_per_rank_step"])
 }
 
@@ -391,7 +391,8 @@ func TestInterruptEndsCleanly(t *testing.T) {
 	}
 }
 
-// A second interrupt insists, another signal only when it comes again later, and a terminal that hangs up never does.
+// A second interrupt insists. Another signal insists only if it comes again later, and SIGHUP of a terminal never
+// does.
 func TestSignalsThatInsist(t *testing.T) {
 	began := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	type arrival struct {
@@ -400,7 +401,7 @@ func TestSignalsThatInsist(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		arrivals []arrival
-		insists  bool // the last one
+		insists  bool // expected of the last signal
 	}{
 		"one":                       {[]arrival{{os.Interrupt, 0}}, false},
 		"two interrupts":            {[]arrival{{os.Interrupt, 0}, {os.Interrupt, time.Millisecond}}, true},
@@ -420,7 +421,7 @@ func TestSignalsThatInsist(t *testing.T) {
 	}
 }
 
-// full is a disk without room.
+// full is a disk with little free space.
 type full struct{ room int }
 
 func (f *full) Write(p []byte) (int, error) {
@@ -453,7 +454,7 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 	}
 }
 
-// A variable says which backend a command has that is given none.
+// A variable sets the backend of a command without --backend.
 func TestDefaultBackendOfTheEnvironment(t *testing.T) {
 	t.Setenv("TUTTI_BACKEND", "noop")
 	quick := []string{"bench", "allreduce", "--max", "8", "--iters", "1", "--rounds", "1", "--json"}
@@ -468,7 +469,7 @@ func TestDefaultBackendOfTheEnvironment(t *testing.T) {
 	assert.Contains(t, stderr, `unknown backend "nonsense"`)
 }
 
-// Each process that a launcher started is its own world on local.
+// Each process of a launcher is a separate world on the backend local.
 func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
 	for rank, notes := range map[string]int{"0": 1, "1": 0} {
@@ -479,7 +480,7 @@ func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	}
 }
 
-// Users who ask for other values alone see what these gain.
+// Users who request only other codecs see the gain over f32.
 func TestValuesBesideF32(t *testing.T) {
 	common := []string{"bench", "sparse", "--json", "--ranks", "2", "--min", "1K", "--max", "1K", "--iters", "1", "--rounds", "1", "--warmup", "0", "--values", "i2"}
 	for want, args := range map[string][]string{"dense f32, dense i2, topkA f32, topkA i2, oktopk f32, oktopk i2": nil, "topkA i2": {"--pattern", "topkA"}} {
@@ -493,7 +494,7 @@ func TestValuesBesideF32(t *testing.T) {
 	}
 }
 
-// Patterns that train beside an outer loop are those that train alone.
+// Patterns beside an outer loop train as they do alone.
 func TestPatternsBesideAnOuterLoop(t *testing.T) {
 	for _, pattern := range append(sparsity.Patterns(), sparse.Auto) {
 		code, stdout, stderr := execute(t, "train", "--json", "--ranks", "2", "--epochs", "1", "--hidden", "8", "--outer", "5",
@@ -532,7 +533,7 @@ func TestBench(t *testing.T) {
 		code, stdout, stderr = execute(t, append([]string{"bench", name}, common...)...)
 		require.Equal(t, exitOK, code, stderr)
 		assert.Contains(t, stdout, "# Wrong elements   : 0")
-		columns := 80 - len("[10] ") // by which launch begins lines
+		columns := 80 - len("[10] ") // the prefix that launch writes
 		for line := range strings.Lines(stdout) {
 			assert.LessOrEqual(t, len(strings.TrimRight(line, "\n")), columns, line)
 		}
@@ -593,8 +594,7 @@ func TestShellsCompleteNames(t *testing.T) {
 	}
 }
 
-// Every variable of the environment that the library or the command reads is in the
-// help.
+// The help lists every environment variable that the library or the command reads.
 func TestHelpListsTheEnvironment(t *testing.T) {
 	code, help, stderr := execute(t, "--help")
 	require.Equal(t, exitOK, code, stderr)
@@ -645,7 +645,7 @@ func TestMessageLeavesRanksOut(t *testing.T) {
 	assert.Equal(t, "ranks 1, 2 and 3 of 8\nand 1 more rank", message(errors.Join(errors.New("ranks 1, 2 and 3 of 8"), errors.New("ranks 4 and 5 of 8"))))
 }
 
-// With a delay a rank keeps half of its weights unless --outer-mix says otherwise; 0 is a share, too.
+// With a delay a rank keeps half of its weights unless --outer-mix sets another share; 0 is a share too.
 func TestOuterMix(t *testing.T) {
 	hash := func(flags ...string) any {
 		args := []string{"train", "--ranks", "2", "--hidden", "8", "--epochs", "1", "--pattern", "dense", "--outer", "8", "--outer-fragments", "2",

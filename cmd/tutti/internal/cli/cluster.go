@@ -60,7 +60,7 @@ up. The exit code is the job's.`,
 
 // clusterFlags adds the flags of the cluster command.
 func clusterFlags(flags *pflag.FlagSet, cfg *cluster.Config, mpi *string) {
-	flags.SetInterspersed(false) // what follows the command is the command's
+	flags.SetInterspersed(false) // flags after the command belong to the command
 	flags.IntVar(&cfg.Hosts, "hosts", cfg.Hosts, "number of hosts")
 	flags.IntVar(&cfg.PerHost, "per-host", cfg.PerHost, "ranks on each host")
 	rate := console.Value[cluster.Rate]{
@@ -96,7 +96,7 @@ func parsePercent(text string) (float64, error) {
 	return v, nil
 }
 
-// program is what args run: a command of tutti's own, or a program. self is the path of tutti.
+// program returns the command line of args: a subcommand of tutti, or a program. self is the path of tutti.
 func program(cmd *cobra.Command, args []string) (command []string, self string, err error) {
 	if self, err = os.Executable(); err != nil {
 		return nil, "", err
@@ -113,7 +113,7 @@ func program(cmd *cobra.Command, args []string) (command []string, self string, 
 	return args, self, nil
 }
 
-// newClusterInside is what the cluster command starts in its own namespaces.
+// newClusterInside makes the hidden command that the cluster command starts in its namespaces.
 func newClusterInside() *cobra.Command {
 	return &cobra.Command{
 		Use:     cluster.Inside + " JOB",

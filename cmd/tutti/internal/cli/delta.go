@@ -52,7 +52,7 @@ A path names a file, an index, or a folder that holds one.`,
 // writer writes a file from two others.
 type writer func(ctx context.Context, base, second, out string, progress checkpoint.Progress) (delta.Stat, error)
 
-// newDeltaWrite makes the command of a writer.
+// newDeltaWrite makes a command from a writer.
 func newDeltaWrite(use, short, example, question, outUsage string, write writer) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
@@ -86,7 +86,7 @@ func newDeltaWrite(use, short, example, question, outUsage string, write writer)
 	return cmd
 }
 
-// newDeltaExport makes the command that writes the format of others.
+// newDeltaExport makes the command that writes another format.
 func newDeltaExport() *cobra.Command {
 	var f checkpoint.Format
 	cmd := newDeltaWrite("export OLD DELTA -o FOLDER", "Write a delta, or one to NEW, as slime, SGLang and others do",

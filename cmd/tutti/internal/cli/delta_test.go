@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDelta makes a delta of two files, applies it, and counts.
+// TestDelta makes a delta of two files, applies it, and counts changes.
 func TestDelta(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }

@@ -87,7 +87,7 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 	return cmd
 }
 
-// label is a rank, and the name of its elastic member.
+// label names a rank and its elastic member.
 func label(s diagnose.State) string {
 	rank := strconv.Itoa(s.Rank)
 	if s.Name == "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// TestDiagnose reads the dumps of two ranks, one of which has called nothing.
+// TestDiagnose reads the dumps of two ranks, one of which has made no calls.
 func TestDiagnose(t *testing.T) {
 	dir := t.TempDir()
 	comms, err := local.New(2)
@@ -30,7 +30,7 @@ func TestDiagnose(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	for _, c := range comms {
-		_ = c.Close() // the broadcast has not ended
+		_ = c.Close() // the broadcast is still in flight
 	}
 	code, out, stderr := execute(t, "diagnose", dir)
 	require.Equal(t, exitOK, code, stderr)
@@ -53,7 +53,7 @@ func TestDiagnose(t *testing.T) {
 	assert.Equal(t, exitFailure, code)
 	assert.Contains(t, stderr, "no such file or directory")
 
-	// Without findings, the errors are not called nothing.
+	// Without findings, the output does not say that there were no errors.
 	dir2 := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir2, "tutti-record-0.json"), []byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1,
 		"communicators":{"0":{"rank":0,"size":1,"failure":{"error":"rank 1 aborted","wait":true,"peer":true}}}}}`), 0o600))

@@ -12,7 +12,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// Figures of --json have their unit at the end of their name, unless they are shares, ratios or counts.
+// The names of figures in --json end with their unit, except for shares, ratios and counts.
 func TestFiguresHaveUnits(t *testing.T) {
 	units := []string{"_us", "_ms", "_s", "bytes", "_bytes_per_rank", "_bytes_per_rank_step", "_elements_per_rank_step", "_gb_per_s"}
 	plain := []string{"density", "accuracy", "loss", "ratio_to_dense", "target", "hidden", "s"}

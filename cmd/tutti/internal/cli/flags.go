@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// excluded is an error if one of some flags is set, which says why it may not be.
+// excluded returns an error with a reason if any of the named flags is set.
 func excluded(cmd *cobra.Command, reason string, names ...string) error {
 	for _, name := range names {
 		if cmd.Flags().Changed(name) {
@@ -24,7 +24,7 @@ func excluded(cmd *cobra.Command, reason string, names ...string) error {
 	return nil
 }
 
-// parseList reads numbers that are separated by commas.
+// parseList parses numbers separated by commas.
 func parseList(text string) ([]float64, error) {
 	var list []float64
 	for number := range strings.SplitSeq(text, ",") {
@@ -45,7 +45,7 @@ func formatList(list []float64) string {
 	return strings.Join(numbers, ",")
 }
 
-// somePatterns are those that are measured unless others are asked for.
+// somePatterns returns the patterns that are measured by default.
 func somePatterns() []string {
 	return []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}
 }
@@ -56,7 +56,7 @@ func patternsFlag(flags *pflag.FlagSet, target *[]string) {
 		"patterns, separated by commas: all, "+console.PatternNames())
 }
 
-// namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, or others.
+// namesFlag is a list of names separated by commas: names in all, "all" for all of them, or names in extra.
 func namesFlag(kind string, target *[]string, all []string, extra ...string) pflag.Value {
 	parse := func(text string) (names []string, err error) {
 		for name := range strings.SplitSeq(text, ",") {

@@ -46,7 +46,7 @@ func printGPUs(out io.Writer, g backend.GPUs) {
 	}
 }
 
-// library describes one that was found, or says why it was not.
+// library describes a library that was found, or says why it was not.
 func library(version, name, unavailable string) string {
 	if unavailable != "" {
 		return "none: " + unavailable
@@ -54,7 +54,7 @@ func library(version, name, unavailable string) string {
 	return version + ", " + name
 }
 
-// The ways from one GPU to another.
+// The links between two GPUs.
 const (
 	linkSelf   = "-"
 	linkNVLink = "NVLink"
@@ -62,7 +62,7 @@ const (
 	linkHost   = "host"
 )
 
-// link names the way from one GPU to another.
+// link names the link from one GPU to another.
 func link(from cuda.DeviceInfo, to int) string {
 	switch {
 	case from.Index == to:
@@ -75,7 +75,7 @@ func link(from cuda.DeviceInfo, to int) string {
 	return linkHost
 }
 
-// printLinks prints the way between each two GPUs, and what the names mean.
+// printLinks prints the link between each pair of GPUs and explains the names.
 func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 	header := table.Row{"link"}
 	columns := []table.ColumnConfig{{Number: 1, AlignHeader: text.AlignLeft}}

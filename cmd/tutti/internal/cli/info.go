@@ -22,36 +22,35 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// information is what `tutti info --json` prints.
+// information is the output of `tutti info --json`.
 type information struct {
 	Version    string `json:"version"`       // of tutti
-	Go         string `json:"go"`            // version it was built with
+	Go         string `json:"go"`            // version of the compiler
 	OS         string `json:"os"`            // as Go names it
 	Arch       string `json:"arch"`          // as Go names it
-	CPU        string `json:"cpu"`           // the model, "" if it is not known
-	Cores      int    `json:"logical_cores"` // that this process may use
+	CPU        string `json:"cpu"`           // model name, "" if unknown
+	Cores      int    `json:"logical_cores"` // usable by this process
 	GoMaxProcs int    `json:"gomaxprocs"`    // of this process
-	// Bound is a warning where the launcher bound this process to one of several processors.
+	// Bound is a warning if the launcher bound this process to one of several processors.
 	Bound string `json:"bound,omitempty"`
-	// Features are the instruction sets that tutti has code for and this
-	// processor has.
+	// Features are the instruction sets that tutti uses and this processor has.
 	Features []string `json:"cpu_features"`
 	Memory   uint64   `json:"memory_bytes"`
 	Free     uint64   `json:"memory_free_bytes"`
 	backend.GPUs
 	Backends []backendInfo `json:"backends"`
-	// NoCluster says why `tutti cluster` does not work here, "" where it does.
+	// NoCluster says why `tutti cluster` does not work here; "" if it works.
 	NoCluster string   `json:"cluster_unavailable"`
 	Patterns  []string `json:"patterns"`
 	DTypes    []string `json:"dtypes"`
 }
 
-// backendInfo tells whether a backend works on this machine.
+// backendInfo says whether a backend works on this machine.
 type backendInfo struct {
 	Name      string `json:"name"`      // for --backend
 	Summary   string `json:"summary"`   // one line
 	Available bool   `json:"available"` // it works here
-	// Detail is what the backend would use, or why it does not work.
+	// Detail is what the backend would use, or the reason why it does not work.
 	Detail string `json:"detail"`
 }
 
@@ -82,8 +81,7 @@ prints.`,
 	return cmd
 }
 
-// newProbe is what the info command starts in its own process; see
-// [backend.ProbeMPI].
+// newProbe makes the hidden command that the info command starts in a separate process; see [backend.ProbeMPI].
 func newProbe() *cobra.Command {
 	return &cobra.Command{
 		Use:     backend.ProbeCommand,
@@ -178,7 +176,7 @@ func (info information) print(out io.Writer) {
 	console.PrintTable(out, backends, nil, 2, 4)
 }
 
-// detail describes a backend, without repeating what stands above it.
+// detail describes a backend without repeating the output above it.
 func (info information) detail(b backendInfo) string {
 	for _, absence := range []struct{ text, short string }{
 		{info.NoGPU, "no GPU, see above"},
@@ -195,7 +193,7 @@ func gibibytes(bytes uint64) string {
 	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }
 
-// newVersion is what users try first, beside --version.
+// newVersion makes the version command, which users try before --version.
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -207,8 +205,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version is the module's version and, when it was built in a checkout, the
-// revision.
+// version returns the module's version and, for builds in a checkout, the revision.
 func version() string {
 	build, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -74,7 +74,7 @@ end when any of their launchers ends.`,
 			cfg.Out = cmd.OutOrStdout()
 			cfg.Err = cmd.ErrOrStderr()
 			cfg.Color = console.CanRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
-			if cfg.Slots != nil { // on whose hosts the program is looked for
+			if cfg.Slots != nil { // the program is looked up on each host
 				return launch.Spread(cmd.Context(), cfg)
 			}
 			if err := onThisHost(cmd, &cfg); err != nil {
@@ -87,7 +87,7 @@ end when any of their launchers ends.`,
 	return cmd
 }
 
-// onThisHost sets what this host has: the program, and the directory of flight records.
+// onThisHost fills in this host's settings: the program, and the directory of flight records.
 func onThisHost(cmd *cobra.Command, cfg *launch.Config) (err error) {
 	if os.Getenv(env.Record) != "" {
 		cfg.Records = cmp.Or(os.Getenv(env.RecordDir), ".")
@@ -96,7 +96,7 @@ func onThisHost(cmd *cobra.Command, cfg *launch.Config) (err error) {
 	return err
 }
 
-// newLaunchInside is what launch --hosts starts on each host.
+// newLaunchInside makes the hidden command that launch --hosts starts on each host.
 func newLaunchInside() *cobra.Command {
 	return &cobra.Command{
 		Use:     launch.Inside,
@@ -175,7 +175,7 @@ func checkMembers(cfg launch.Config) error {
 
 // launchFlags adds the flags of the launch command.
 func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
-	flags.SetInterspersed(false) // what follows the command is the command's
+	flags.SetInterspersed(false) // flags after the command belong to the command
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
 	flags.Var(slotsFlag(&cfg.Slots), "hosts",
 		"start the ranks on these `hosts` by ssh, such as a:4,b:4: names and numbers of ranks (1 without one)")

@@ -10,11 +10,11 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// message is the text of an error that many ranks may share: what went wrong,
-// without the ranks that only report the failure of another, and what differs
-// in nothing but the rank once. How many ranks were left out is said at the end.
+// message is the text of an error that many ranks may share. It says what went wrong. It omits ranks that only report
+// another rank's failure, and lists texts that differ only in the rank once. The end says how many ranks were
+// omitted.
 func message(err error) string {
-	// An option that cannot be served is no failure of ranks, and the same on all.
+	// An unsupported option is no failure of ranks, and all ranks report the same.
 	if refused := new(backend.OptionError); errors.As(err, &refused) {
 		return refused.Error()
 	}
@@ -29,7 +29,7 @@ func message(err error) string {
 		echoes = before - len(all)
 	}
 	var lines []string
-	seen := map[string]bool{} // without the numbers of ranks
+	seen := map[string]bool{} // texts without rank numbers
 	for _, leaf := range all {
 		line := leaf.Error()
 		pattern := rankNumber.ReplaceAllString(line, "rank")
@@ -47,11 +47,10 @@ func message(err error) string {
 	return strings.Join(lines, "\n")
 }
 
-// rankNumber finds the numbers of ranks in a message.
+// rankNumber matches the numbers of ranks in a message.
 var rankNumber = regexp.MustCompile(`\branks? \d+(,? (and )?\d+)*`)
 
-// leaves takes apart what [errors.Join] joined. Other errors with several
-// causes, whose text is their own, stay whole.
+// leaves splits an error made by [errors.Join]. Other errors with several causes have their own text and stay whole.
 func leaves(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

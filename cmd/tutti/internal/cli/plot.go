@@ -86,7 +86,7 @@ func (p *plotCommand) register(flags *pflag.FlagSet) {
 	flags.StringVarP(&p.output, "output", "o", p.output, "`file` of the picture, .svg or .png")
 }
 
-// run draws files.
+// run draws a picture from files.
 func (p *plotCommand) run(stdin io.Reader, files []string) error {
 	var all []plot.Curve
 	var errs []error
@@ -116,7 +116,7 @@ func (p *plotCommand) run(stdin io.Reader, files []string) error {
 	return plot.Draw(all, p.x, p.y, p.title, p.output)
 }
 
-// chosen returns the names of curves that texts give: each is one name, which may have commas, or several.
+// chosen returns the names of curves in texts. Each text is one name, which may contain commas, or several.
 func chosen(texts []string, all []plot.Curve) (names []string, err error) {
 	known := func(name string) bool {
 		return slices.ContainsFunc(all, func(c plot.Curve) bool { return c.Name == name })

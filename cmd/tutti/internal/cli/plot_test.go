@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPlot draws what train --json prints beside the points of a program.
+// TestPlot draws the output of train --json beside the points of another program.
 func TestPlot(t *testing.T) {
 	t.Chdir(t.TempDir())
 	code, out, stderr := execute(t, "train", "--ranks", "2", "--epochs", "1", "--pattern", "dense,topkA", "--json")
@@ -52,7 +52,7 @@ func TestPlot(t *testing.T) {
 	assert.Greater(t, image.Bounds().Dx(), 900, "sharp on screens with two dots for a pixel of 600")
 }
 
-// Lines that a launcher has written before the lines of a rank do not belong to these.
+// The prefix that a launcher writes before a rank's line is not part of it.
 func TestPlotOfALauncher(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const lines = `[ 0] {"name": "a", "step": 1, "loss": 2}
@@ -69,7 +69,7 @@ b.example: [12] {"name": "b", "step": 2, "loss": 1}
 	assert.Contains(t, string(data), ">b<")
 }
 
-// Wrong lines are named by file and number, and nothing is drawn.
+// Errors name wrong lines by file and number, and nothing is drawn.
 func TestPlotRefuses(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name, text string) string {

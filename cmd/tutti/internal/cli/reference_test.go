@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/environment.md")
 
-// TestEnvironmentPage compares docs/environment.md with what --help says.
+// TestEnvironmentPage compares docs/environment.md with the output of --help.
 func TestEnvironmentPage(t *testing.T) {
 	const path = "../../../../docs/environment.md"
 	root, _ := newRoot()
@@ -63,7 +63,7 @@ func page(root *cobra.Command) string {
 	return b.String()
 }
 
-// cut returns the names of variables, with a comma behind them if more follow, and what is said of them.
+// cut splits an entry into the names of variables, with a comma at the end if more follow, and their meaning.
 func cut(entry string) (names, meaning string) {
 	entry, _, _ = strings.Cut(entry, "\nPrograms")
 	words := strings.Fields(entry)
@@ -80,7 +80,7 @@ func cut(entry string) (names, meaning string) {
 
 func joined(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// commandsOf joins commands. All benchmarks of collectives are one.
+// commandsOf joins commands. It lists all benchmarks of collectives as one.
 func commandsOf(commands []string) string {
 	collectives := 0
 	for _, command := range commands {
@@ -100,13 +100,13 @@ func commandsOf(commands []string) string {
 	return strings.Join(names, ", ")
 }
 
-// flagRow is a flag that commands have with the same meaning.
+// flagRow is a flag that several commands have with the same meaning.
 type flagRow struct {
 	name, value, usage string
 	commands           []string
 }
 
-// flags returns the flags of all commands, by name.
+// flags returns the flags of all commands by name.
 func flags(root *cobra.Command) (rows []flagRow) {
 	var visit func(cmd *cobra.Command)
 	visit = func(cmd *cobra.Command) {

@@ -1,5 +1,5 @@
-// Package cli is the command line of tutti: flags, tables, progress and exit codes. The packages beside it have the
-// commands' work.
+// Package cli is the command line of tutti: flags, tables, progress and exit codes. Sibling packages do the commands'
+// work.
 package cli
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// Exit codes. A signal's is 128 and its number, as shells have it.
+// Exit codes. The exit code of a signal is 128 plus its number, as in shells.
 const (
 	exitOK      = 0
 	exitFailure = 1 // something went wrong
@@ -34,26 +34,27 @@ const (
 	exitPipe    = 128 + int(syscall.SIGPIPE)
 )
 
-// tooLarge is SIGXFSZ, which a write beyond the limit of a file's size raises beside its
-// error. Windows has none.
+// tooLarge is SIGXFSZ, which a write beyond the file-size limit raises in addition to its error. Windows has no such
+// signal.
 const tooLarge = syscall.Signal(25)
 
-// Main runs the command line and returns the exit code. The first signal ends
-// what runs cleanly, one that insists at once.
+// Main runs the command line and returns the exit code. The first signal ends the command cleanly; a signal that
+// insists ends it at once.
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	// These would end the process in Go's way, and ranks without their grace. Writes have errors for both.
+	// By default these would end the process at once, and ranks without their grace period. Writes return errors for
+	// both.
 	signal.Notify(make(chan os.Signal, 1), tooLarge, syscall.SIGPIPE)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+	if !signal.Ignored(syscall.SIGHUP) { // ignored under nohup
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	go func() {
 		received := received{}
 		for got := range signals {
-			cancel(launch.Signaled(got.(syscall.Signal))) // of which the first counts
+			cancel(launch.Signaled(got.(syscall.Signal))) // only the first counts
 			if received.insists(got, time.Now()) {
 				die(got.(syscall.Signal), stderr)
 			}
@@ -62,14 +63,14 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return run(ctx, args, stdout, stderr)
 }
 
-// received is when each signal came first.
+// received holds the time of each signal's first arrival.
 type received map[os.Signal]time.Time
 
-// impatience is how long after a signal the same one insists: terminals, shells and timeout send theirs twice.
+// impatience is the time after which a repeated signal insists: terminals, shells and timeout send theirs twice.
 const impatience = time.Second
 
-// insists notes a signal, and reports whether what runs is to end at once: a person has interrupted twice, or a signal
-// has come again later. A terminal that is closed hangs up as often as it likes.
+// insists records a signal and reports whether the command must end at once: a person has interrupted twice, or a
+// signal has come again later. A closing terminal may hang up any number of times.
 func (r received) insists(s os.Signal, now time.Time) bool {
 	before, repeated := r[s]
 	if !repeated {
@@ -84,21 +85,20 @@ func (r received) insists(s os.Signal, now time.Time) bool {
 	return repeated && now.Sub(before) >= impatience
 }
 
-// die ends this process by a signal, or where that cannot be had with its exit code. Ranks die with it.
+// die ends this process by a signal or, where that is impossible, with the signal's exit code. Ranks die with it.
 func die(s syscall.Signal, stderr io.Writer) {
 	say(stderr, fmt.Sprintf("tutti: %v again: killing the ranks", launch.Signaled(s)))
 	signal.Reset(s)
 	if self, err := os.FindProcess(os.Getpid()); err == nil {
-		_ = self.Signal(s) // which Windows has not
+		_ = self.Signal(s) // fails on Windows
 	}
 	os.Exit(128 + int(s))
 }
 
-// lastWord bounds how long a command that has ended waits for a reader of its last line, such as a terminal that was
-// stopped.
+// lastWord bounds the time that a finished command waits for a reader of its last line, such as a stopped terminal.
 const lastWord = 3 * time.Second
 
-// say prints the last line of a command.
+// say prints a command's last line.
 func say(stderr io.Writer, text string) {
 	said := make(chan struct{})
 	go func() {
@@ -117,7 +117,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer cancel(nil)
 	out := console.NewOutput(stdout, cancel)
 	root, started := newRoot()
-	root.SetArgs(append([]string{}, args...)) // cobra takes os.Args for nil
+	root.SetArgs(append([]string{}, args...)) // cobra replaces nil with os.Args
 	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -126,12 +126,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var stopped launch.Signaled
 	var ended *launch.End
 	if errors.As(err, new(*launch.Unread)) {
-		stderr = io.Discard // its reader has had its time
+		stderr = io.Discard // its reader had its chance
 	}
 	switch {
-	case errors.Is(out.Err(), syscall.EPIPE): // whoever reads has seen enough
+	case errors.Is(out.Err(), syscall.EPIPE): // the reader has seen enough
 		return exitPipe
-	case out.Err() != nil: // also where the command did not notice
+	case out.Err() != nil: // the command itself may not have noticed
 		say(stderr, fmt.Sprint("tutti: ", out.Err()))
 		return exitFailure
 	case err == nil:
@@ -145,7 +145,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
-		// Cobra's own errors come before a command has started.
+		// Cobra's errors come before a command has started.
 		say(stderr, fmt.Sprintf("%s\nRun '%s --help' for usage.",
 			console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath()))
 		return exitUsage
@@ -192,8 +192,7 @@ MPI. Without a launcher, each process needs RANK, WORLD_SIZE, LOCAL_RANK,
 MASTER_ADDR and MASTER_PORT, as torchrun sets them. TUTTI_CHECK and TUTTI_RECORD
 need tutti.Run, instrument.Run or an elastic job.`
 
-// newRoot makes the command tree. started becomes true when a command's own
-// code begins to run.
+// newRoot makes the command tree. started becomes true when a command's code begins to run.
 func newRoot() (root *cobra.Command, started *bool) {
 	started = new(bool)
 	root = &cobra.Command{
@@ -235,7 +234,7 @@ func newRoot() (root *cobra.Command, started *bool) {
 	return root, started
 }
 
-// addGroup adds subcommands under a title of the help.
+// addGroup adds subcommands under a heading of the help.
 func addGroup(cmd *cobra.Command, title string, subs ...*cobra.Command) {
 	if !cmd.ContainsGroup(title) {
 		cmd.AddGroup(&cobra.Group{ID: title, Title: title})
@@ -246,7 +245,7 @@ func addGroup(cmd *cobra.Command, title string, subs ...*cobra.Command) {
 	}
 }
 
-// suggestFlag adds to the error of an unknown flag which one may be meant.
+// suggestFlag adds the most similar flag to the error of an unknown flag.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -260,11 +259,11 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// toggle is a flag that takes no value. Behind those that say so themselves, pflag's help has "[=true|false]".
+// toggle is a flag without a value. pflag's help appends "[=true|false]" to flags that report themselves as booleans.
 type toggle struct{ pflag.Value }
 
-// completeNames has shells complete the names that flags take, also behind a comma, and the help list flags in
-// the order in which they were added.
+// completeNames lets shells complete the names that flags accept, after a comma too. It makes the help list flags in
+// the order of their addition.
 func completeNames(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	cmd.InitDefaultHelpFlag()
@@ -286,7 +285,7 @@ func completeNames(cmd *cobra.Command) {
 			continue
 		}
 		complete := func(_ *cobra.Command, _ []string, text string) ([]string, cobra.ShellCompDirective) {
-			begun := text[:strings.LastIndexByte(text, ',')+1] // the names before the last one
+			begun := text[:strings.LastIndexByte(text, ',')+1] // the names before the last comma
 			var all []string
 			for _, name := range names {
 				all = append(all, begun+name)
@@ -300,7 +299,7 @@ func completeNames(cmd *cobra.Command) {
 	}
 }
 
-// noArguments refuses arguments.
+// noArguments returns an error if there are arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return console.Usagef("%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
@@ -308,8 +307,8 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// onlySubcommands makes a command show its help when it is called alone, and
-// refuse what is not one of its subcommands, suggesting one.
+// onlySubcommands makes a command without arguments show its help, and an unknown subcommand an error that suggests
+// one.
 func onlySubcommands(cmd *cobra.Command, kind string) {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return cmd.Help()

@@ -12,13 +12,13 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 )
 
-// stuckStream is a stream that nobody reads, until it is released.
+// stuckStream is a stream without a reader until it is released.
 type stuckStream struct {
-	written  func() // called when something is to be written
+	written  func() // called at the start of a Write
 	released chan struct{}
 
 	mu     sync.Mutex
-	writes []string // that have begun; guarded by mu
+	writes []string // begun so far; guarded by mu
 }
 
 // Write implements [io.Writer].
@@ -31,7 +31,7 @@ func (s *stuckStream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The last line of a job does not wait for a reader for whom its launcher has waited.
+// The last line of a job does not wait for a reader that the launcher has already waited for.
 func TestTheLastLineDoesNotWaitAgain(t *testing.T) {
 	t.Setenv("TUTTI_SECRET", "of this test, and long enough")
 	ctx, cancel := context.WithCancelCause(t.Context())

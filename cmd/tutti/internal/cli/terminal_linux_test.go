@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// onTerminal gives f a terminal of this width and returns what it wrote there.
+// onTerminal gives f a terminal of the given width and returns the output.
 func onTerminal(t *testing.T, columns int, f func(out *os.File)) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -46,7 +46,7 @@ func onTerminal(t *testing.T, columns int, f func(out *os.File)) string {
 	return strings.ReplaceAll(shown.String(), "\r\n", "\n")
 }
 
-// widest returns the longest of the lines, without what moves the cursor.
+// widest returns the longest line, without sequences that move the cursor.
 func widest(shown string) (line string) {
 	for l := range strings.SplitSeq(regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`).ReplaceAllString(shown, ""), "\n") {
 		if text.StringWidth(l) > text.StringWidth(line) {
@@ -96,7 +96,7 @@ func TestBarsFitTheTerminal(t *testing.T) {
 	assert.Empty(t, onTerminal(t, 80, draw))
 }
 
-// TestDeltaOnTerminal: what delta prints stays below its bar.
+// TestDeltaOnTerminal checks that the output of delta stays below its bar.
 func TestDeltaOnTerminal(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	dir := t.TempDir()

@@ -22,7 +22,7 @@ func timelineFlag(flags *pflag.FlagSet, path *string) {
 	flags.StringVar(path, "trace", "", "write a timeline of all ranks to this `file`, which ui.perfetto.dev opens")
 }
 
-// writeTimeline writes the timeline of records, and says to out where it is and how far the clocks agree.
+// writeTimeline writes the timeline of records. It prints the file's name and the accuracy of the clocks to out.
 func writeTimeline(out io.Writer, path string, records []diagnose.Record) error {
 	timeline := trace.New(records)
 	if err := atomicfile.Write(path, timeline.Write); err != nil {
@@ -37,12 +37,12 @@ func writeTimeline(out io.Writer, path string, records []diagnose.Record) error 
 	return nil
 }
 
-// timelineCalls is how many calls of a rank a timeline of a training has, some 13 MB of records: the last ones.
+// timelineCalls is the number of last calls per rank in a training's timeline, some 13 MB of records.
 const timelineCalls = 1 << 15
 
-// withTimeline runs body with a flight recorder around the communicator, and on rank 0 writes the timeline of all
-// ranks. After an error of body there is none, as ranks may be gone: TUTTI_RECORD has them write their records,
-// of which tutti diagnose makes one.
+// withTimeline runs body with a flight recorder around the communicator. Rank 0 then writes the timeline of all
+// ranks. After an error of body there is none, because ranks may be gone: with TUTTI_RECORD they write their records,
+// from which tutti diagnose makes a timeline.
 func withTimeline(ctx context.Context, r backend.Rank, out io.Writer, path string,
 	body func(context.Context, backend.Rank) error) error {
 	recorder, ok := comm.As[*record.Recorder](r.Comm)
@@ -53,7 +53,7 @@ func withTimeline(ctx context.Context, r backend.Rank, out io.Writer, path strin
 	if err := body(ctx, r); err != nil {
 		return err
 	}
-	if err := r.Comm.Barrier(ctx); err != nil { // one call at least that compares the clocks, and the latest
+	if err := r.Comm.Barrier(ctx); err != nil { // a call that compares the clocks, and the latest one
 		return err
 	}
 	var text bytes.Buffer

@@ -83,7 +83,7 @@ applied before the exchange, so entries that are sent late include them.`,
 	return cmd
 }
 
-// configure makes the configuration of the flags.
+// configure makes the configuration from the flags.
 func (t *trainCommand) configure(cmd *cobra.Command) error {
 	cfg := &t.cfg
 	cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
@@ -133,7 +133,7 @@ func (t *trainCommand) run(cmd *cobra.Command) error {
 	r := trainReport{dir: &t.dir, bars: bars}
 	r.json, r.text = console.Forms(cmd.OutOrStdout(), t.asJSON)
 	if t.cfg.Elastic {
-		// The folder is not tidied: another member may be about to write to it.
+		// The directory is not tidied: another member may be about to write to it.
 		err := t.dir.Prepare()
 		if err == nil {
 			err = train.RunElastic(cmd.Context(), t.cfg, &r)
@@ -142,7 +142,7 @@ func (t *trainCommand) run(cmd *cobra.Command) error {
 		return errors.Join(err, r.finish())
 	}
 	defer t.dir.Tidy()
-	var note bytes.Buffer // what rank 0 says of the timeline
+	var note bytes.Buffer // rank 0's message about the timeline
 	err := t.world.Run(cmd, t.dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
 		train := func(ctx context.Context, rank backend.Rank) error {
 			return train.Run(ctx, rank, t.cfg, &r)
@@ -227,7 +227,7 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	})
 }
 
-// Names of the pictures, without extension.
+// Names of the pictures without extension.
 const (
 	lossPicture     = "loss-vs-bytes"
 	timePicture     = "loss-vs-time"
@@ -253,9 +253,8 @@ func (r *trainReport) Finished(result train.Result) {
 	console.WriteJSON(r.json, result)
 }
 
-// finish prints the table and writes the pictures of what was trained, also
-// when that is not all that was asked for. A process without rank 0 has nothing
-// to show.
+// finish prints the table and draws the completed trainings, even if some are missing. A process without rank 0 has
+// nothing to show.
 func (r *trainReport) finish() error {
 	if len(r.results) == 0 {
 		return nil
@@ -276,7 +275,7 @@ func (r *trainReport) finish() error {
 		}))
 }
 
-// world describes where was trained, as in "4 ranks on 4 hosts, 1gbit".
+// world describes the ranks, such as "4 ranks on 4 hosts, 1gbit".
 func (r *trainReport) world() string {
 	first := r.results[0]
 	if first.Network == "" {

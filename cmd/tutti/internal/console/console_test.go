@@ -24,7 +24,7 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// Where there is no terminal, a long work says now and then how far it is.
+// Without a terminal, long work prints its progress now and then.
 func TestProgressInAPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

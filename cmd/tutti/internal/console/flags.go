@@ -16,11 +16,11 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// Value is a flag of any type that has a parser.
+// Value is a flag of any type with a parser.
 type Value[T any] struct {
-	Target *T                      // gets what was parsed; nil in a zero Value
-	Parse  func(string) (T, error) // of the flag's text
-	Format func(T) string          // of the default, for the help
+	Target *T                      // receives the parsed value; nil in a zero Value
+	Parse  func(string) (T, error) // parses the flag's text
+	Format func(T) string          // formats the default for the help
 	Kind   string                  // shown in the help
 }
 
@@ -46,10 +46,10 @@ func (f Value[T]) Type() string {
 	return f.Kind
 }
 
-// restricted is a flag that takes some values of its type only.
+// restricted is a flag that accepts only some values of its type.
 type restricted struct {
 	pflag.Value
-	accepts func() bool // the value that was set
+	accepts func() bool // checks the value that was set
 	want    string      // in the error, such as "positive"
 }
 
@@ -62,7 +62,7 @@ func (r restricted) Set(text string) error {
 	return err
 }
 
-// Restrict has a flag take only what accepts does, which its error calls want.
+// Restrict limits a flag to the values that accepts reports true for. Its error calls them want.
 func Restrict(flags *pflag.FlagSet, name, want string, accepts func() bool) {
 	f := flags.Lookup(name)
 	f.Value = restricted{f.Value, accepts, want}
@@ -102,7 +102,7 @@ func parseSize(text string) (int, error) {
 	return int(bytes), nil
 }
 
-// FormatSize writes a number of bytes with the largest unit that leaves a whole number.
+// FormatSize writes a number of bytes in the largest unit that leaves a whole number.
 func FormatSize(bytes int) string {
 	for _, u := range sizeUnits {
 		if bytes >= u.bytes && bytes%u.bytes == 0 {
@@ -112,7 +112,7 @@ func FormatSize(bytes int) string {
 	return strconv.Itoa(bytes)
 }
 
-// NameFlag is a name, in the form that parse gives it.
+// NameFlag is a name in the form that parse returns.
 func NameFlag(target *string, parse func(string) (string, error)) pflag.Value {
 	return Value[string]{
 		Target: target,
@@ -136,7 +136,7 @@ func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, name, usage string, ty
 	)
 }
 
-// PatternNames are what a flag of a pattern takes.
+// PatternNames lists the values of a pattern flag.
 func PatternNames() string {
 	return sparse.Auto + " (the fastest here), " + strings.Join(sparsity.Patterns(), ", ")
 }
@@ -146,7 +146,7 @@ func ParsePattern(name string) (string, error) {
 	return OneOf("pattern", name, append(sparsity.Patterns(), sparse.Auto), nil)
 }
 
-// JoinNames lists named things.
+// JoinNames lists names.
 func JoinNames[T fmt.Stringer](all []T) string {
 	var names []string
 	for _, v := range all {
@@ -155,8 +155,8 @@ func JoinNames[T fmt.Stringer](all []T) string {
 	return strings.Join(names, ", ")
 }
 
-// OneOf finds a name in a list, in any case; where there is none it suggests
-// what it is an alias of, or the nearest.
+// OneOf finds a name in a list, ignoring case. If there is none, its error suggests the name's alias or the nearest
+// name.
 func OneOf(kind, name string, names []string, aliases map[string]string) (string, error) {
 	for _, n := range names {
 		if strings.EqualFold(n, name) {
@@ -174,8 +174,8 @@ func OneOf(kind, name string, names []string, aliases map[string]string) (string
 	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", kind, name, strings.Join(names, ", "), hint)
 }
 
-// Nearest returns the first name that is two letters from text or begins with it, and best one
-// with its first letter, "" if there is none.
+// Nearest returns a name within two letters of text, or one that begins with text, and prefers one with text's first
+// letter. It returns "" if there is none.
 func Nearest(text string, names []string) string {
 	c := cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, name := range names {

@@ -2,7 +2,7 @@ package console
 
 import "testing"
 
-// A size that is read is written so that it is read again as itself.
+// Formatting a parsed size and parsing it again gives the same size.
 func FuzzSize(f *testing.F) {
 	for _, seed := range []string{"8", "64K", "16M", "1G", "1.5GiB", "1073741824G", "9223372036854775807", "-1", "NaN", "inf", "1e18", "0x10", "1e-9G", " 4 k "} {
 		f.Add(seed)

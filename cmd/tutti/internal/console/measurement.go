@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
-// Measurement are the flags of commands that measure collectives of several sizes.
+// Measurement holds the flags of commands that measure collectives of several sizes.
 type Measurement struct {
 	World
 	Repeats bench.Repeats // how often each size is measured
@@ -41,7 +41,7 @@ func NewMeasurement(flags *pflag.FlagSet, w World, low, high int) *Measurement {
 	return m
 }
 
-// Sizes returns the sizes that the flags describe.
+// Sizes returns the sizes that the flags select.
 func (m *Measurement) Sizes() ([]int, error) {
 	sizes, err := bench.Sizes(m.low, m.high, m.step)
 	if err != nil {
@@ -50,7 +50,7 @@ func (m *Measurement) Sizes() ([]int, error) {
 	return sizes, nil
 }
 
-// HandOver says which sizes go over peer memory, of a result that was measured over it.
+// HandOver says which sizes of a result used peer memory.
 func HandOver(r bench.Result) string {
 	switch {
 	case r.Ranks == 1:
@@ -61,7 +61,7 @@ func HandOver(r bench.Result) string {
 	return fmt.Sprintf("up to %d bytes, beyond that %s is faster", *r.HandOver, r.Backend)
 }
 
-// WrongElements returns an error if results had wrong elements.
+// WrongElements returns an error if count is not zero.
 func WrongElements(count int64) error {
 	if count > 0 {
 		return fmt.Errorf("%d elements of the results are wrong", count)
@@ -69,7 +69,7 @@ func WrongElements(count int64) error {
 	return nil
 }
 
-// FormatTime writes microseconds with about as many digits as they are worth.
+// FormatTime writes microseconds with as many digits as are meaningful.
 func FormatTime(us float64) string {
 	switch {
 	case us < 10:

@@ -12,21 +12,21 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// OutDir is a directory that a command makes for its pictures.
+// OutDir is a directory for a command's pictures.
 type OutDir struct {
 	// Path is the directory.
 	Path string
 
-	made []string // the directories that were not there, outermost first
+	made []string // directories that Prepare made, outermost first
 }
 
-// Register adds the flag that names it.
+// Register adds the flag for the directory.
 func (d *OutDir) Register(flags *pflag.FlagSet) {
 	flags.StringVar(&d.Path, "out", "tutti-out", "`directory` for the pictures")
 }
 
-// Prepare makes the directory and tries to write to it, so that a long run does
-// not end in a picture that cannot be kept.
+// Prepare makes the directory and checks that it is writable, so that a long run does not end with a picture that
+// cannot be saved.
 func (d *OutDir) Prepare() error {
 	if d.Path == "" {
 		return Usagef("--out is empty, want a directory")
@@ -47,8 +47,7 @@ func (d *OutDir) Prepare() error {
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// Draw has a picture drawn in each format, if there is something to draw, and tells
-// the files.
+// Draw draws a picture in each format, if there is something to draw, and prints the files' names.
 func (d *OutDir) Draw(text io.Writer, name string, draw func(path string) error) error {
 	for _, ext := range picture.Formats() {
 		path := filepath.Join(d.Path, name+ext)
@@ -63,8 +62,8 @@ func (d *OutDir) Draw(text io.Writer, name string, draw func(path string) error)
 	return nil
 }
 
-// Tidy removes what Prepare made if it is still empty: after an error, or where
-// there was nothing to draw.
+// Tidy removes the directories that Prepare made if they are still empty, after an error or if there was nothing to
+// draw.
 func (d *OutDir) Tidy() {
 	for len(d.made) > 0 {
 		last := len(d.made) - 1

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Output is where a command prints. It keeps the first error, so that commands need not look at each line's, and ends
-// what runs: nobody will see it.
+// Output is the output of a command. It keeps the first error, so that commands need not check every line, and then
+// ends the command, whose output nobody would see.
 type Output struct {
 	writer io.Writer         // of the command
 	stop   func(cause error) // called with the error of a Write
@@ -40,15 +40,15 @@ func (o *Output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Err returns the first error of a Write, also while another one waits for its reader.
+// Err returns the first error of a Write. It does not wait for a Write in flight.
 func (o *Output) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.err
 }
 
-// Forms returns where a command writes its results for programs, by --json, and for people. One of the two is
-// discarded.
+// Forms returns two writers: one for JSON, which programs read, and one for people. asJSON chooses which of them is
+// out; the other discards its data.
 func Forms(out io.Writer, asJSON bool) (json, text io.Writer) {
 	if asJSON {
 		return out, io.Discard
@@ -56,7 +56,7 @@ func Forms(out io.Writer, asJSON bool) (json, text io.Writer) {
 	return io.Discard, out
 }
 
-// WriteJSON writes v, which has a JSON form, as one line. An error of out is for [Output] to tell.
+// WriteJSON writes v as one line of JSON. [Output] reports errors of out.
 func WriteJSON(out io.Writer, v any) {
 	_ = json.NewEncoder(out).Encode(v)
 }

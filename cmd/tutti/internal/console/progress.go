@@ -8,23 +8,22 @@ import (
 	"github.com/jedib0t/go-pretty/v6/progress"
 )
 
-// Bars shows a bar for each piece of a long work, if out is a terminal that
-// can be written over, and elsewhere a line now and then. It shows nothing before the
-// first step.
+// Bars shows a bar for each piece of a long work if out is a terminal that can be redrawn, and elsewhere an
+// occasional line. It shows nothing before the first step.
 type Bars struct {
-	Out    io.Writer // where they are shown
-	Pieces int       // how many there will be
+	Out    io.Writer // the display
+	Pieces int       // expected number of pieces
 
-	writer  progress.Writer   // nil where no bars are shown, and before the first step
-	tracker *progress.Tracker // of the piece that runs
+	writer  progress.Writer   // nil without bars, and before the first step
+	tracker *progress.Tracker // of the current piece
 	stopped chan struct{}     // closed when the writer has ended
-	told    time.Time         // when the last line was written, or would have been
+	told    time.Time         // time of the last line, also if it was suppressed
 }
 
-// tellEvery is the time from one line to the next.
+// tellEvery is the time between lines.
 const tellEvery = 5 * time.Second
 
-// messageWidth aligns the bars; it is the width of the longest pattern name.
+// messageWidth aligns the bars: the width of the longest pattern name.
 const messageWidth = 16
 
 // start begins the display.
@@ -34,7 +33,7 @@ func (b *Bars) start() {
 	w.SetNumTrackersExpected(b.Pieces)
 	w.SetMessageLength(messageWidth)
 	width, _ := terminalWidth(b.Out)
-	w.SetTerminalWidth(width - 1) // a full line begins the next one on some terminals
+	w.SetTerminalWidth(width - 1) // on some terminals a full line begins the next one
 	w.SetTrackerLength(min(progress.DefaultLengthTracker, width/4))
 	w.SetUpdateFrequency(100 * time.Millisecond)
 	w.SetTrackerPosition(progress.PositionRight)

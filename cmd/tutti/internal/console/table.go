@@ -11,8 +11,8 @@ import (
 	"golang.org/x/term"
 )
 
-// NewTable makes a table in the style of all commands: no frame, headers as
-// they are written. It is printed by [PrintTable].
+// NewTable makes a table in the style of all commands, without a frame and with headers as written. [PrintTable]
+// prints it.
 func NewTable() table.Writer {
 	t := table.NewWriter()
 	t.SuppressTrailingSpaces()
@@ -26,10 +26,10 @@ func NewTable() table.Writer {
 	return t
 }
 
-// Yes is how tables show what is true or false.
+// Yes formats a boolean in a table.
 var Yes = map[bool]string{true: "yes", false: "no"}
 
-// AlignRight makes columns of numbers, from one number to another.
+// AlignRight right-aligns the columns with numbers from one to another.
 func AlignRight(from, to int) (columns []table.ColumnConfig) {
 	for i := from; i <= to; i++ {
 		columns = append(columns, table.ColumnConfig{
@@ -41,16 +41,16 @@ func AlignRight(from, to int) (columns []table.ColumnConfig) {
 	return columns
 }
 
-// Widths of the columns with texts, which are wrapped.
+// Widths of text columns, which are wrapped.
 const (
 	ProseWidth    = 72
 	leastProse    = 15 // the longest name of a pattern
-	widthUnseen   = 80 // of a table that no terminal shows
+	widthUnseen   = 80 // of a table that is not on a terminal
 	leastTerminal = 40
 )
 
-// PrintTable prints a table. Texts in the columns prose, by their numbers, are
-// wrapped, the widest first, until the table fits the terminal.
+// PrintTable prints a table. It wraps the texts in the columns numbered prose, the widest first, until the table fits
+// the terminal.
 func PrintTable(out io.Writer, t table.Writer, columns []table.ColumnConfig, prose ...int) {
 	width, shown := terminalWidth(out)
 	if !shown {
@@ -88,8 +88,7 @@ func PrintTable(out io.Writer, t table.Writer, columns []table.ColumnConfig, pro
 	}
 }
 
-// terminalWidth is the number of columns of the terminal behind w, and whether
-// there is one that says it.
+// terminalWidth returns the number of columns of the terminal behind w, and whether it is known.
 func terminalWidth(w io.Writer) (columns int, ok bool) {
 	if o, is := w.(*Output); is {
 		w = o.writer
@@ -102,7 +101,7 @@ func terminalWidth(w io.Writer) (columns int, ok bool) {
 	return columns, err == nil && columns > 0
 }
 
-// Wrapped breaks a text between words where the terminal behind w would break it anywhere.
+// Wrapped breaks a text between words to the width of the terminal behind w, which would break it anywhere.
 func Wrapped(w io.Writer, s string) string {
 	if columns, ok := terminalWidth(w); ok {
 		return text.WrapSoft(s, columns)
@@ -110,7 +109,7 @@ func Wrapped(w io.Writer, s string) string {
 	return s
 }
 
-// CanRedraw tells whether w is a terminal that can show progress in place.
+// CanRedraw reports whether w is a terminal that can show progress in place.
 func CanRedraw(w io.Writer) bool {
 	columns, ok := terminalWidth(w)
 	return ok && columns >= leastTerminal && !slices.Contains([]string{"", "dumb"}, os.Getenv("TERM"))

@@ -24,7 +24,7 @@ type World struct {
 	P2P     bool   // GPUs write into each other's memory
 
 	gpus    bool          // the command runs on GPUs only
-	ranks   int           // 0 means as many as the backend chooses
+	ranks   int           // 0 lets the backend choose
 	timeout time.Duration // of each wait, 0 means unlimited
 }
 
@@ -57,8 +57,8 @@ func (w *World) Register(flags *pflag.FlagSet) {
 	}
 }
 
-// TCPFlags adds a flag for each variable of package tcp. It sets the variable, for this process and for ranks that it
-// starts.
+// TCPFlags adds a flag for each variable of package tcp. A flag sets its variable for this process and for ranks that
+// it starts.
 func TCPFlags(flags *pflag.FlagSet) {
 	for _, f := range []struct{ name, variable, usage string }{
 		{
@@ -104,8 +104,7 @@ func NewGPUWorld() World {
 	return World{Backend: "nccl", gpus: true}
 }
 
-// Run runs body on every rank of this process, after prepare (nil for nothing)
-// in the process of rank 0.
+// Run runs prepare in rank 0's process, unless it is nil, and then body on every rank of this process.
 func (w *World) Run(
 	cmd *cobra.Command,
 	prepare func() error,
@@ -133,7 +132,7 @@ func (w *World) Run(
 	}
 	return b.Run(cmd.Context(), opts, func(ctx context.Context, r backend.Rank) error {
 		return instrument.Run(ctx, r.Runtime, r.Comm, func(ctx context.Context, c comm.Communicator) error {
-			r.Comm = c // examined as the environment asks for
+			r.Comm = c // with the checks that the environment requests
 			return body(ctx, r)
 		})
 	})
