@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// network is the network between nodes: connections that keep the order of their bytes, as TCP's
-// do, between hosts that the seed's faults cut off.
+// network is the network between nodes. Its connections keep the order of their bytes, as TCP does, and the seed's
+// faults cut hosts off.
 type network struct {
 	sim         *Simulation
 	netMu       sync.Mutex
@@ -23,14 +23,14 @@ type network struct {
 	at          map[string]*listener
 	conns       []*conn
 	ports       int
-	cuts        map[[2]*Node]time.Time // until when nothing goes from one to another
-	Least, Most time.Duration          // how long bytes take
+	cuts        map[[2]*Node]time.Time // until then nothing passes from the first to the second
+	Least, Most time.Duration          // bounds of the latency
 }
 
-// Never is the end of what does not end.
+// Never is the end of an endless period.
 var Never = time.Unix(1<<40, 0)
 
-// buffered is how many bytes a connection has on their way.
+// buffered is the number of bytes in flight that a connection holds.
 const buffered = 256 << 10
 
 func newNetwork(s *Simulation) network {
@@ -49,7 +49,7 @@ func (s *Simulation) NewNode(name string) *Node {
 // Host is the node's address.
 func (n *Node) Host() string { return net.IP(n.ip[:]).String() }
 
-// Cut keeps everything from going from one node to another until a time.
+// Cut stops all traffic from one node to another until a time.
 func (s *Simulation) Cut(from, to *Node, until time.Time) {
 	s.Event("cut: nothing goes from %s to %s until %v", from.name, to.name, until.Sub(s.Began))
 	s.netMu.Lock()
@@ -57,15 +57,15 @@ func (s *Simulation) Cut(from, to *Node, until time.Time) {
 	s.netMu.Unlock()
 }
 
-// passes returns when what is to go now from one node to another goes.
+// passes returns the time at which data sent now leaves for the other node.
 func (s *Simulation) passes(from, to *Node) time.Time {
 	s.netMu.Lock()
 	defer s.netMu.Unlock()
 	return s.cuts[[2]*Node{from, to}]
 }
 
-// Kill ends a process: its goroutines stop, and its connections are reset after a while; if silent,
-// its host is gone, and nothing comes from it.
+// Kill ends a process: its goroutines stop, and its connections are reset after a while. With silent its host is
+// gone, and nothing comes from it.
 func (s *Simulation) Kill(n *Node, silent bool) {
 	s.Event("kill %s, silent: %v", n.name, silent)
 	n.Freeze()
@@ -82,7 +82,7 @@ func (s *Simulation) Kill(n *Node, silent bool) {
 	s.Hangup(func(from, to *Node) bool { return from == n || to == n })
 }
 
-// Bury ends the kill of a node so that its goroutines can end: its connections are dead.
+// Bury completes the kill of a node, so that its goroutines can end: its connections are dead.
 func (s *Simulation) Bury(n *Node) {
 	s.Hangup(func(from, to *Node) bool { return from == n })
 	n.mu.Lock()
@@ -302,7 +302,7 @@ type half struct {
 	mu      sync.Mutex
 	queue   []packet
 	bytes   int
-	last    time.Time // when the last packet is there
+	last    time.Time // arrival of the last packet
 	ended   bool      // the sender has closed it: the last packet is empty
 	deaf    bool      // the receiver has closed it
 	failed  error     // reset
@@ -316,7 +316,7 @@ type packet struct {
 	bytes []byte
 }
 
-// change changes a half, and has those who wait look. The caller holds mu.
+// change changes a half and wakes the goroutines that wait for it. The caller holds mu.
 func (h *half) change() {
 	close(h.changed)
 	h.changed = make(chan struct{})
@@ -329,11 +329,11 @@ func (h *half) set(f func()) {
 	h.change()
 }
 
-// push puts bytes on their way. The caller holds mu.
+// push sends bytes. The caller holds mu.
 func (h *half) push(b []byte) {
 	due := time.Now().Add(h.random.Between(h.sim.Least, h.sim.Most))
 	if h.random.Chance(50) {
-		due = due.Add(10 * h.sim.Most) // was lost, and comes again
+		due = due.Add(10 * h.sim.Most) // the packet was lost and is sent again
 	}
 	if due.Before(h.last) {
 		due = h.last
@@ -343,7 +343,7 @@ func (h *half) push(b []byte) {
 	h.bytes += len(b)
 }
 
-// await waits for a change, or until a time.
+// await waits for a change, or until the earliest time.
 func (h *half) await(changed <-chan struct{}, times ...time.Time) {
 	first := Never
 	for _, t := range times {
@@ -366,7 +366,7 @@ func (h *half) await(changed <-chan struct{}, times ...time.Time) {
 
 func past(t time.Time) bool { return !t.IsZero() && !t.After(time.Now()) }
 
-// read takes bytes that have come.
+// read takes bytes that have arrived.
 func (h *half) read(b []byte) (int, error) {
 	Point()
 	for {
@@ -412,7 +412,7 @@ func (h *half) read(b []byte) (int, error) {
 	}
 }
 
-// write puts bytes on their way, as many as fit if it is not to wait.
+// write sends bytes. Without wait it sends only as many as fit.
 func (h *half) write(b []byte, wait bool) (n int, err error) {
 	Point()
 	for {
@@ -494,8 +494,8 @@ func (c *conn) SetWriteDeadline(t time.Time) (err error) {
 	return c.error("set", err)
 }
 
-// Close says that nothing follows; if something lies here unread, or comes later, the connection
-// is reset, and the other side loses what it has not read.
+// Close says that nothing follows. If unread data lies here or comes later, the connection is reset, and the other
+// side loses its unread data.
 func (c *conn) Close() error {
 	Point()
 	c.out.sim.Event("%v close", c)
@@ -516,7 +516,7 @@ func (c *conn) Close() error {
 			c.out.ended = true
 		}
 	})
-	// Later data of the other side resets it.
+	// Later data from the other side resets it.
 	c.in.set(func() {
 		if c.in.failed == nil && !c.in.ended {
 			c.in.failed = syscall.EPIPE
@@ -533,7 +533,7 @@ func (c *conn) reset() {
 	}
 }
 
-// SyscallConn has [TrySend] find the connection.
+// SyscallConn lets [TrySend] find the connection.
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return raw{c}, nil }
 
 type raw struct{ c *conn }
@@ -545,7 +545,7 @@ func (r raw) Write(f func(uintptr) bool) error {
 	return nil
 }
 
-// TrySend sends what a connection takes without waiting.
+// TrySend sends as much as the connection accepts without waiting.
 func TrySend(index uintptr, b []byte) (int, error) {
 	p := current()
 	if p == nil {

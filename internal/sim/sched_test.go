@@ -1,12 +1,11 @@
-// Package sim is what packages get in simulations instead of sync, sync/atomic, net and the go
-// statement. It exists in those builds only: comm/internal/simulation puts this file, without its
-// suffix, into an overlay, and has each source file it simulates import it.
+// Package sim replaces sync, sync/atomic, net and the go statement in simulations. It exists only in those builds:
+// comm/internal/simulation puts this file, without its suffix, into an overlay, and makes each simulated source file
+// import it.
 //
-// A simulation is a bubble of testing/synctest. Before and after whatever lets goroutines see
-// each other, the goroutine sleeps for a virtual time that the seed chooses (a point). No two
-// goroutines wake at the same instant, since each one's wake-ups have its own remainder. So one
-// goroutine at a time goes from a point to the next, and the seed decides which: it chooses the
-// interleaving as it chooses what the network does.
+// A simulation is a bubble of testing/synctest. Before and after every operation by which goroutines can see each
+// other, the goroutine sleeps for a virtual time that the seed chooses (a point). No two goroutines wake at the same
+// instant, because each one's wake-ups have a different remainder. So one goroutine at a time runs from a point to
+// the next, and the seed decides which: it chooses the interleaving as it chooses the behavior of the network.
 package sim
 
 import (
@@ -22,31 +21,31 @@ import (
 	"unsafe"
 )
 
-// Simulation is one run. One at a time is active in a process.
+// Simulation is one run. A process has at most one active simulation.
 type Simulation struct {
 	Seed  uint64
 	Began time.Time
 	network
 	scale  uint64 // of points, in nanoseconds
-	dense  uint64 // of 256 atomic operations, how many are points
+	dense  uint64 // number of points among 256 atomic operations
 	serial atomic.Int64
 	ending atomic.Bool
-	Rarely bool // waits look ten times more rarely
+	Rarely bool // waits poll a tenth as often
 
 	mu     sync.Mutex
-	waking map[int64]bool // instants, in Unix nanoseconds, at which goroutines are to wake: one each
+	waking map[int64]bool // instants, in Unix nanoseconds, at which goroutines will wake: one each
 	hash   uint64
 	points int
-	noted  int                // events
-	events [keptEvents][]byte // the last of them
+	noted  int                // number of events
+	events [keptEvents][]byte // the last events
 }
 
 var active atomic.Pointer[Simulation]
 
-// Mutant is the number of the defect that this process has, 0 for none.
+// Mutant is the number of this process's defect, 0 for none.
 var Mutant, _ = strconv.Atoi(os.Getenv("TUTTI_SIM_MUTANT"))
 
-// keptEvents is how many events a report has.
+// keptEvents is the number of events in a report.
 const keptEvents = 400
 
 // Begin makes the goroutine that calls it the first of a simulation, inside a bubble.
@@ -60,7 +59,7 @@ func Begin(seed uint64) *Simulation {
 	return s
 }
 
-// End ends it: its goroutines that are left have no points any more.
+// End ends the simulation: goroutines that are left have no more points.
 func (s *Simulation) End() {
 	s.ending.Store(true)
 	setLabel(nil)
@@ -79,15 +78,15 @@ func (r *Random) Next() uint64 {
 // IntN returns a number below n.
 func (r *Random) IntN(n int) int { return int(r.Next() >> 1 % uint64(n)) }
 
-// Chance is true once in n times.
+// Chance is true with probability 1/n.
 func (r *Random) Chance(n int) bool { return r.IntN(n) == 0 }
 
-// Between returns a duration.
+// Between returns a random duration.
 func (r *Random) Between(least, most time.Duration) time.Duration {
 	return least + time.Duration(r.Next()>>1%uint64(most-least+1))
 }
 
-// Mix returns h changed by x.
+// Mix returns h mixed with x.
 func Mix(h, x uint64) uint64 {
 	h += x * 0xd6e8feb86659fd93
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
@@ -95,7 +94,7 @@ func Mix(h, x uint64) uint64 {
 	return h ^ h>>31
 }
 
-// Event notes what happens, for the report and the trace.
+// Event records an event for the report and the trace.
 func (s *Simulation) Event(format string, args ...any) {
 	s.mu.Lock()
 	at := s.noted % keptEvents
@@ -115,10 +114,10 @@ func (s *Simulation) Event(format string, args ...any) {
 	}
 }
 
-// note changes the hash of the trace. The caller holds mu.
+// note mixes x into the hash of the trace. The caller holds mu.
 func (s *Simulation) note(x uint64) { s.hash = (s.hash ^ x) * 1099511628211 }
 
-// Trace returns a hash of everything that happened, and the number of points.
+// Trace returns a hash of all events and points, and the number of points.
 func (s *Simulation) Trace() (hash uint64, points int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +138,7 @@ type Node struct {
 	name string
 	ip   [4]byte
 	mu   sync.Mutex
-	thaw chan struct{} // nil if it runs
+	thaw chan struct{} // nil while it runs
 	dead bool
 }
 
@@ -152,7 +151,7 @@ func (n *Node) Freeze() {
 	}
 }
 
-// Thaw lets them go on, unless the node was killed meanwhile.
+// Thaw resumes the goroutines, unless the node has been killed.
 func (n *Node) Thaw() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -161,7 +160,7 @@ func (n *Node) Thaw() {
 	}
 }
 
-// release lets them go on. The caller holds mu.
+// release resumes the goroutines. The caller holds mu.
 func (n *Node) release() {
 	if n.thaw != nil {
 		close(n.thaw)
@@ -184,8 +183,8 @@ func setLabel(unsafe.Pointer)
 //go:linkname getLabel runtime/pprof.runtime_getProfLabel
 func getLabel() unsafe.Pointer
 
-// current returns the goroutine's proc, nil outside a simulation. The runtime keeps it where
-// profiles have their labels.
+// current returns the goroutine's proc, nil outside a simulation. The runtime stores it in place of the labels of
+// profiles.
 func current() *proc {
 	p := (*proc)(getLabel())
 	if p == nil || p.sim.ending.Load() {
@@ -194,7 +193,7 @@ func current() *proc {
 	return p
 }
 
-// remainders is how many goroutines that begin one after the other never aim at one instant.
+// remainders is the number of consecutively started goroutines that never aim at the same instant.
 const remainders = 4096
 
 func (s *Simulation) adopt(n *Node, identity uint64) *proc {
@@ -212,7 +211,7 @@ func (p *proc) sleep(d time.Duration) {
 		wake += remainders
 	}
 	p.sim.mu.Lock()
-	for p.sim.waking[wake] { // of a goroutine that began remainders earlier or later, or several times that
+	for p.sim.waking[wake] { // taken by a goroutine started a multiple of remainders earlier or later
 		wake += remainders
 	}
 	p.sim.waking[wake] = true
@@ -250,7 +249,7 @@ func (p *proc) point() {
 	p.sleep(time.Duration(d))
 }
 
-// Linger is a point that now and then takes longer than what others do meanwhile.
+// Linger is a point that sometimes lasts longer than other goroutines' work.
 func Linger() {
 	if p := current(); p != nil && p.random.Chance(8) {
 		p.sleep(time.Millisecond)
@@ -265,14 +264,14 @@ func glance() {
 	}
 }
 
-// Pause is instead of runtime.Gosched: time goes on.
+// Pause replaces runtime.Gosched: time advances.
 func Pause() {
 	if p := current(); p != nil {
 		p.sleep(p.random.Between(0, 20*time.Microsecond))
 	}
 }
 
-// Longer is how long a wait sleeps that would sleep for d outside.
+// Longer is the time that a wait sleeps if it would sleep for d outside a simulation.
 func Longer(d time.Duration) time.Duration {
 	if s := active.Load(); s != nil && s.Rarely {
 		return 10 * d
@@ -280,7 +279,7 @@ func Longer(d time.Duration) time.Duration {
 	return d
 }
 
-// Processors is instead of runtime.GOMAXPROCS.
+// Processors replaces runtime.GOMAXPROCS.
 func Processors(int) int {
 	if s := active.Load(); s != nil {
 		return []int{1, 2, 16}[Mix(s.Seed, 3)%3]
@@ -288,19 +287,19 @@ func Processors(int) int {
 	return 1
 }
 
-// RandomNumber is instead of rand.Uint64.
+// RandomNumber replaces rand.Uint64.
 func RandomNumber() uint64 { return current().random.Next() }
 
-// RandomIntN is instead of rand.IntN.
+// RandomIntN replaces rand.IntN.
 func RandomIntN(n int) int { return current().random.IntN(n) }
 
-// RandomText is instead of rand.Text: what maps are keyed by decides on their order.
+// RandomText replaces rand.Text: keys decide the order of maps.
 func RandomText() string {
 	r := current().random
 	return fmt.Sprintf("%013x%013x", r.Next()>>12, r.Next()>>12)
 }
 
-// Go is instead of the go statement.
+// Go replaces the go statement.
 func Go(f func()) {
 	p := current()
 	if p == nil {
@@ -310,14 +309,14 @@ func Go(f func()) {
 	GoOn(p.node, f)
 }
 
-// GoOn starts a goroutine of a node.
+// GoOn starts a goroutine on a node.
 func GoOn(n *Node, f func()) {
 	run := born(n, f)
 	go run()
 	Point()
 }
 
-// born returns f as a goroutine of a node that the caller starts.
+// born returns f as a goroutine of a node, for the caller to start.
 func born(n *Node, f func()) func() {
 	p := current()
 	if p == nil {
@@ -333,7 +332,7 @@ func born(n *Node, f func()) func() {
 	}
 }
 
-// AfterFunc is instead of time.AfterFunc.
+// AfterFunc replaces time.AfterFunc.
 func AfterFunc(d time.Duration, f func()) *time.Timer {
 	if p := current(); p != nil {
 		f = born(p.node, f)
@@ -341,7 +340,7 @@ func AfterFunc(d time.Duration, f func()) *time.Timer {
 	return time.AfterFunc(d, f)
 }
 
-// AfterContext is instead of context.AfterFunc.
+// AfterContext replaces context.AfterFunc.
 func AfterContext(ctx context.Context, f func()) (stop func() bool) {
 	if p := current(); p != nil {
 		f = born(p.node, f)
@@ -349,15 +348,15 @@ func AfterContext(ctx context.Context, f func()) (stop func() bool) {
 	return context.AfterFunc(ctx, f)
 }
 
-// RWMutex is one.
+// RWMutex replaces sync.RWMutex.
 type RWMutex struct {
-	mu      sync.Mutex // held for an instant
+	mu      sync.Mutex // held only briefly
 	writing bool
 	reading int
 	waiting []chan struct{}
 }
 
-// take waits until it can have the lock.
+// take waits for the lock.
 func (m *RWMutex) take(write bool) {
 	Point()
 	for !m.try(write) {
@@ -414,7 +413,7 @@ func (m *RWMutex) RLock()        { m.take(false) }
 func (m *RWMutex) RUnlock()      { m.give(false) }
 func (m *RWMutex) TryLock() bool { Point(); return m.try(true) }
 
-// Mutex is one.
+// Mutex replaces sync.Mutex.
 type Mutex struct{ m RWMutex }
 
 func (m *Mutex) Lock()         { m.m.Lock() }
@@ -424,7 +423,7 @@ func (m *Mutex) TryLock() bool { return m.m.TryLock() }
 // Locker is sync.Locker.
 type Locker = sync.Locker
 
-// Cond is a condition.
+// Cond replaces sync.Cond.
 type Cond struct {
 	L       Locker
 	mu      sync.Mutex
@@ -455,7 +454,7 @@ func (c *Cond) wake(n int) {
 func (c *Cond) Signal()    { c.wake(1) }
 func (c *Cond) Broadcast() { c.wake(1 << 30) }
 
-// WaitGroup is one.
+// WaitGroup replaces sync.WaitGroup.
 type WaitGroup struct {
 	mu    sync.Mutex
 	count int
@@ -494,7 +493,7 @@ func (g *WaitGroup) Wait() {
 	Point()
 }
 
-// Once is one.
+// Once replaces sync.Once.
 type Once struct {
 	m    Mutex
 	done bool
@@ -525,7 +524,7 @@ func OnceValue[T any](f func() T) func() T {
 	}
 }
 
-// Pool is one that keeps everything.
+// Pool replaces sync.Pool. It keeps everything.
 type Pool struct {
 	New  func() any
 	mu   sync.Mutex
@@ -574,7 +573,7 @@ func (n *number[T, A, X]) CompareAndSwap(old, new T) bool {
 	return A(&n.v).CompareAndSwap(old, new)
 }
 
-// Int32 and the others are those of package atomic.
+// Int32 and the others replace the types of package atomic.
 type (
 	Int32 struct {
 		number[int32, *atomic.Int32, atomic.Int32]
@@ -590,7 +589,7 @@ type (
 	}
 )
 
-// Bool is atomic.Bool.
+// Bool replaces atomic.Bool.
 type Bool struct{ v atomic.Bool }
 
 func (b *Bool) Load() bool                        { glance(); return b.v.Load() }
@@ -598,7 +597,7 @@ func (b *Bool) Store(x bool)                      { glance(); b.v.Store(x); glan
 func (b *Bool) Swap(x bool) bool                  { glance(); return b.v.Swap(x) }
 func (b *Bool) CompareAndSwap(old, new bool) bool { glance(); return b.v.CompareAndSwap(old, new) }
 
-// Pointer is atomic.Pointer.
+// Pointer replaces atomic.Pointer.
 type Pointer[T any] struct{ v atomic.Pointer[T] }
 
 func (p *Pointer[T]) Load() *T                        { glance(); return p.v.Load() }
@@ -606,5 +605,5 @@ func (p *Pointer[T]) Store(x *T)                      { glance(); p.v.Store(x); 
 func (p *Pointer[T]) Swap(x *T) *T                    { glance(); return p.v.Swap(x) }
 func (p *Pointer[T]) CompareAndSwap(old, new *T) bool { glance(); return p.v.CompareAndSwap(old, new) }
 
-// Sleep sleeps as a node does: longer while it is frozen.
+// Sleep sleeps as a node does: longer while the node is frozen.
 func Sleep(d time.Duration) { current().sleep(d) }

@@ -1,13 +1,11 @@
-// Package cluster makes an emulated cluster on one Linux machine: each host is a
-// set of namespaces (network, host name, System V IPC) joined to the others by a
-// bridge, over a link that the kernel holds to a rate, and its own forwarder to a
-// delay and a loss. An MPI library starts ranks in the hosts as it would on
-// machines, with a script instead of ssh; without one, package launch does.
+// Package cluster makes an emulated cluster on one Linux machine. Each host is a set of namespaces (network, host
+// name, System V IPC). A bridge joins the hosts. The kernel limits the rate of each host's link, and the link's
+// forwarder adds delay and loss. An MPI library starts ranks on the hosts as it would on machines, with a script
+// instead of ssh. Without MPI, package launch starts them.
 //
-// All of it lives in namespaces that belong to the processes inside: mounts,
-// links and processes end with the first of these, which ends when the program
-// that made it does, however that happens. There is nothing to remove, and a
-// killed run leaves nothing for the next to find.
+// The cluster lives in namespaces that belong to the processes inside. Mounts, links and processes end with the first
+// of these processes, which ends when the program that made it ends, however that happens. There is nothing to
+// remove, and a killed run leaves nothing behind.
 package cluster
 
 import (
@@ -21,24 +19,23 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 )
 
-// Config is a cluster.
+// Config describes a cluster.
 type Config struct {
 	Hosts int // at most maxHosts
 	// PerHost is the number of ranks on each host; they share memory.
 	PerHost int
 	// Rate of each link, in each direction.
 	Rate Rate
-	// Delay from one host to another, in whole microseconds, and Loss, the
-	// percentage of packets that do not arrive. With one of them a forwarder of
-	// this program carries what hosts send, else the kernel does.
+	// Delay from one host to another, in whole microseconds, and Loss, the percentage of lost packets. If either is
+	// set, a forwarder of this program carries the packets of hosts; otherwise the kernel does.
 	Delay time.Duration
 	Loss  float64
 }
 
-// maxHosts fit in the addresses 10.77.0.1 to 10.77.0.250.
+// maxHosts fill the addresses 10.77.0.1 to 10.77.0.250.
 const maxHosts = 250
 
-// maxPerHost is beyond the processors of any machine, which all hosts share.
+// maxPerHost exceeds the processors of any machine, which all hosts share.
 const maxPerHost = 1024
 
 // Default is the cluster of `tutti cluster` without flags.
@@ -46,7 +43,7 @@ func Default() Config {
 	return Config{Hosts: 4, PerHost: 1, Rate: 1e9}
 }
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c Config) Validate() error {
 	switch {
 	case c.Hosts < 1 || c.Hosts > maxHosts:
@@ -65,7 +62,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Network describes the links, as in "4 hosts, 1gbit, delay 50us, loss 0.1%".
+// Network describes the links, such as "4 hosts, 1gbit, delay 50us, loss 0.1%".
 func (c Config) Network() string {
 	text := backend.Counted(c.Hosts, "host") + ", " + c.Rate.String()
 	if c.Delay > 0 {
@@ -77,7 +74,7 @@ func (c Config) Network() string {
 	return text
 }
 
-// forwards reports whether a forwarder carries what hosts send.
+// forwards reports whether a forwarder carries the packets of hosts.
 func (c Config) forwards() bool {
 	return c.Delay > 0 || c.Loss > 0
 }
@@ -85,8 +82,7 @@ func (c Config) forwards() bool {
 // Rate is a number of bits per second.
 type Rate uint64
 
-// A link slower than this would need more than a second for a packet of the
-// size that it is given at once.
+// A slower link would need more than a second for one packet of the largest size.
 const (
 	minRate Rate = 64e3
 	maxRate Rate = 1e12
@@ -97,7 +93,7 @@ var rateUnits = []struct {
 	bits   Rate
 }{{"gbit", 1e9}, {"mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
 
-// ParseRate reads a rate as tc writes it: 100mbit, 1gbit, 2.5gbit.
+// ParseRate parses a rate in tc's notation: 100mbit, 1gbit, 2.5gbit.
 func ParseRate(text string) (Rate, error) {
 	for _, unit := range rateUnits {
 		number, ok := strings.CutSuffix(strings.ToLower(text), unit.suffix)
@@ -113,8 +109,7 @@ func ParseRate(text string) (Rate, error) {
 	return 0, fmt.Errorf("%q is not a rate (want bits per second such as 100mbit or 1gbit)", text)
 }
 
-// String writes the rate as [ParseRate] reads it, in the largest unit of which
-// it is a multiple.
+// String writes the rate in [ParseRate]'s notation, with the largest unit of which the rate is a multiple.
 func (r Rate) String() string {
 	for _, unit := range rateUnits {
 		if r >= unit.bits && r%unit.bits == 0 {
@@ -124,15 +119,14 @@ func (r Rate) String() string {
 	return "0bit"
 }
 
-// burst is how many bytes a link that was idle passes at once: what it carries
-// in an eighth of a millisecond, which is little beside what MPI needs for a
-// message, but room for a few packets of Ethernet.
+// burst is the number of bytes that an idle link passes at once: an eighth of a millisecond's worth. That is little
+// compared with MPI's time for a message, and leaves space for a few Ethernet packets.
 func (r Rate) burst() int {
 	return max(8192, int(r/8/8000))
 }
 
-// segment is the size of the pieces in which the kernel hands data to a link.
-// They have to fit the burst, with the headers of their packets.
+// segment is the size of the pieces in which the kernel hands data to a link. With the headers of their packets they
+// must fit the burst.
 func (r Rate) segment() int {
 	return min(65536, r.burst()*3/4)
 }

@@ -25,8 +25,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// A burst is no larger than a link's speed explains, and pieces fit it with the headers of their packets, up to 78
-// bytes on 1,448 of data.
+// A burst is no larger than a link's speed explains. Pieces fit it with the headers of their packets, which take up
+// to 78 bytes for 1,448 bytes of data.
 func TestBursts(t *testing.T) {
 	for _, rate := range []Rate{minRate, 1e7, 1e8, 1e9, 1e10, 1e11, maxRate} {
 		burst, segment := rate.burst(), rate.segment()

@@ -13,49 +13,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A frame is what a TAP device reads and writes at once: a header of virtio, Ethernet, and up to
-// 64 KiB of IP. Several segments of TCP are one frame, as between virtual Ethernet devices.
+// A frame is the unit of a TAP device's reads and writes: a virtio header, an Ethernet header, and up to 64 KiB of
+// IP. Several TCP segments form one frame, as between virtual Ethernet devices.
 const (
 	virtioHeader = 10
 	ipOffset     = virtioHeader + 14
 	maxFrame     = ipOffset + 65536
 )
 
-// forwarder is the cable from a host to the bridge. It delays and loses what comes from the
-// host, and passes on at once what goes there. Its own thread carries everything, in which the
-// kernel also receives for the host, and allocates only while more is in flight than ever before.
+// forwarder is the cable from a host to the bridge. It delays and loses frames from the host, and passes frames to
+// the host on at once. Its thread does all the work, including the kernel's receive processing for the host. It
+// allocates only when more frames are in flight than ever before.
 type forwarder struct {
 	delay time.Duration  // from the host
-	loss  float64        // the probability that a packet is lost
-	ends  [2]unix.PollFd // the host's and the bridge's
+	loss  float64        // probability that a packet is lost
+	ends  [2]unix.PollFd // the host's and the bridge's end
 	start time.Time      // of the clock
 	queue []*block       // frames in flight, in order
-	free  []*block       // where others were
+	free  []*block       // emptied blocks
 	rng   *rand.Rand     // for losses
-	spare int            // packets before the next one that is lost
+	spare int            // packets before the next loss
 	frame [maxFrame]byte // on the way to a host, or cut in two
-	wait  unix.Timespec  // for the next frame that is due
+	wait  unix.Timespec  // until the next frame is due
 
 	lost       atomic.Int64 // packets
-	busy, late atomic.Int64 // nanoseconds: the time at work, and the longest by which a frame was late
+	busy, late atomic.Int64 // nanoseconds: time spent working, and the longest delay of a frame beyond its due time
 }
 
-// block holds frames in flight, each behind its head.
+// block holds frames in flight, each after its head.
 type block struct {
 	data     [1 << 20]byte // frames with their heads
-	from, to int           // where the first frame begins, and the last ends; equal: there is none
+	from, to int           // start of the first frame and end of the last; equal if there is none
 }
 
-// frameHead is when a frame is due, on the forwarder's clock, its length and the file it goes to.
+// frameHead holds a frame's due time on the forwarder's clock, its length, and its destination file.
 const frameHead = 8 + 4 + 4
 
 // forwarders are the forwarders of all cables.
 type forwarders []*forwarder
 
-// forward makes the devices of all cables, of host i those named host(i), for the bridge, and
-// cable(i), for the host, and carries what they have as long as the process lives.
+// forward makes the devices of all cables and carries their frames for the rest of the process. Host i's cable has
+// the device host(i) at the bridge and cable(i) at the host.
 func forward(c Config) (forwarders, error) {
-	// A collection would have the threads wait for others that are not on time. They keep all of their memory.
+	// A garbage collection would make the threads wait for late threads. The memory in use is bounded.
 	debug.SetGCPercent(-1)
 	fs := make(forwarders, c.Hosts)
 	for i := range fs {
@@ -78,7 +78,7 @@ func forward(c Config) (forwarders, error) {
 	return fs, nil
 }
 
-// newForwarder returns a forwarder without devices, whose losses follow from a seed.
+// newForwarder returns a forwarder without devices. seed determines its losses.
 func newForwarder(c Config, seed uint64) *forwarder {
 	f := &forwarder{
 		delay: c.Delay,
@@ -90,8 +90,8 @@ func newForwarder(c Config, seed uint64) *forwarder {
 	return f
 }
 
-// tap makes a TAP device whose frames are a file's messages. The kernel leaves checksums and the
-// segments of TCP to whom it passes them to, as it does with virtual Ethernet devices.
+// tap makes a TAP device whose frames are messages of a file. The kernel leaves checksums and TCP segmentation to the
+// receiver, as with virtual Ethernet devices.
 func tap(name string) (fd int, err error) {
 	if fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != nil {
 		return 0, err
@@ -107,10 +107,10 @@ func tap(name string) (fd int, err error) {
 	return fd, unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4)
 }
 
-// run carries frames as long as the process lives.
+// run carries frames for the rest of the process.
 func (f *forwarder) run() {
 	runtime.LockOSThread()
-	// Before the ranks, and on time to the microsecond, where that is permitted: report says what came of it.
+	// Run before the ranks, on time to the microsecond, if that is permitted. report shows the result.
 	_ = unix.SchedSetAttr(
 		0,
 		&unix.SchedAttr{
@@ -126,7 +126,7 @@ func (f *forwarder) run() {
 	}
 }
 
-// turn waits until there is something to do, and does it.
+// turn waits for work and does it.
 func (f *forwarder) turn() {
 	var wait *unix.Timespec
 	if due, _, _ := f.head(); due >= 0 {
@@ -142,7 +142,7 @@ func (f *forwarder) turn() {
 	outer := &f.ends[1]
 	for _, end := range []*unix.PollFd{host, outer} {
 		if end.Revents&unix.POLLERR != 0 {
-			end.Fd = -1 // the device is gone
+			end.Fd = -1 // the device has been removed
 		}
 	}
 	if host.Revents&unix.POLLIN != 0 {
@@ -154,21 +154,21 @@ func (f *forwarder) turn() {
 	f.busy.Add(int64(time.Since(f.start) - begin))
 }
 
-// batch is how many frames are read from a device before it is the next one's turn.
+// batch is the number of frames read from one device before the other device's turn.
 const batch = 32
 
-// pass passes frames on at once.
+// pass forwards frames at once.
 func (f *forwarder) pass(from, to int32) {
 	for range batch {
 		n, err := unix.Read(int(from), f.frame[:])
 		if err != nil {
 			return
 		}
-		_, _ = unix.Write(int(to), f.frame[:n]) // what goes to a device that is down is lost
+		_, _ = unix.Write(int(to), f.frame[:n]) // frames to a device that is down are lost
 	}
 }
 
-// take reads frames into the queue, without the packets that are lost.
+// take reads frames into the queue, without lost packets.
 func (f *forwarder) take(from, to int32) {
 	for range batch {
 		frame := f.room()
@@ -180,7 +180,7 @@ func (f *forwarder) take(from, to int32) {
 		packets := segments(frame)
 		for ; f.spare < packets; packets = segments(frame) {
 			f.lost.Add(1)
-			// Before the lost segment, and behind it.
+			// The part before the lost segment, and the part after it.
 			n := copy(f.frame[:], frame)
 			f.push(to, cut(frame, 0, f.spare))
 			frame = f.room()
@@ -192,12 +192,12 @@ func (f *forwarder) take(from, to int32) {
 	}
 }
 
-// gap draws how many packets arrive before one is lost, from a geometric distribution.
+// gap draws the number of packets before the next loss from a geometric distribution.
 func (f *forwarder) gap() int {
 	return int(min(f.rng.ExpFloat64()/-math.Log1p(-f.loss), 1e18))
 }
 
-// room returns the memory for the next frame of the queue.
+// room returns memory for the queue's next frame.
 func (f *forwarder) room() []byte {
 	if n := len(f.queue); n > 0 {
 		if b := f.queue[n-1]; len(b.data)-b.to >= frameHead+maxFrame {
@@ -215,7 +215,7 @@ func (f *forwarder) room() []byte {
 	return b.data[frameHead:]
 }
 
-// push has the frame in the room leave after the delay. An empty one is none.
+// push queues the frame in the room to leave after the delay. An empty frame is ignored.
 func (f *forwarder) push(to int32, frame []byte) {
 	if len(frame) == 0 {
 		return
@@ -230,8 +230,8 @@ func (f *forwarder) push(to int32, frame []byte) {
 	b.to += frameHead + len(frame)
 }
 
-// head returns the first frame of the queue: when it is due, below 0 if there is none, and the
-// file that it goes to.
+// head returns the first frame of the queue, its destination file, and its due time, which is negative if the queue
+// is empty.
 func (f *forwarder) head() (due time.Duration, to int32, frame []byte) {
 	if len(f.queue) == 0 || f.queue[0].from == f.queue[0].to {
 		return -1, 0, nil
@@ -243,7 +243,7 @@ func (f *forwarder) head() (due time.Duration, to int32, frame []byte) {
 	return due, to, b[frameHead : frameHead+bytes]
 }
 
-// deliver writes the frames that are due.
+// deliver writes the due frames.
 func (f *forwarder) deliver(now time.Duration) {
 	for {
 		due, to, frame := f.head()
@@ -261,7 +261,8 @@ func (f *forwarder) deliver(now time.Duration) {
 	}
 }
 
-// report says what was lost, and how well the busiest forwarder did: late frames have had more than the delay.
+// report describes the losses and the performance of the busiest forwarder. Late frames had more than the configured
+// delay.
 func (fs forwarders) report() string {
 	var lost int64
 	var busy, late float64
@@ -279,7 +280,7 @@ func (fs forwarders) report() string {
 	)
 }
 
-// segments returns of how many packets a frame is. One of several is IPv4 and TCP.
+// segments returns the number of packets in a frame. A frame with several is IPv4 and TCP.
 func segments(frame []byte) int {
 	if len(frame) == 0 {
 		return 0
@@ -290,18 +291,18 @@ func segments(frame []byte) int {
 	return 1
 }
 
-// segmentSize is the payload of each packet of a frame but the last, 0 if the frame is one packet.
+// segmentSize is the payload of each packet of a frame except the last; 0 if the frame is one packet.
 func segmentSize(frame []byte) int {
 	return int(binary.NativeEndian.Uint16(frame[4:]))
 }
 
-// payload returns where the payload of a TCP frame begins.
+// payload returns the offset of the payload in a TCP frame.
 func payload(frame []byte) int {
 	tcp := ipOffset + int(frame[ipOffset]&15)*4
 	return tcp + int(frame[tcp+12]>>4)*4
 }
 
-// cut makes of a frame one of only its packets from, from + 1, …, to − 1; of none of them an empty one.
+// cut reduces a frame to its packets from, from + 1, …, to − 1. Without packets the result is empty.
 func cut(frame []byte, from, to int) []byte {
 	if from == to {
 		return nil
@@ -326,7 +327,7 @@ func cut(frame []byte, from, to int) []byte {
 		const fin, push = 1, 8
 		tcp[13] &^= fin | push
 	}
-	// The kernel has left its sum over the packet to the device: it covers the pseudo header alone.
+	// The kernel has left the packet's checksum to the device: it covers only the pseudo header.
 	binary.BigEndian.PutUint16(tcp[16:], sum(
 		uint32(ip[9])+uint32(len(tcp)),
 		ip[12:20],
@@ -334,7 +335,7 @@ func cut(frame []byte, from, to int) []byte {
 	return frame
 }
 
-// sum is the ones' complement sum of 16-bit words (RFC 1071) and what was summed before.
+// sum continues s, the ones' complement sum of 16-bit words (RFC 1071), over words.
 func sum(s uint32, words []byte) uint16 {
 	for i := 0; i < len(words); i += 2 {
 		s += uint32(binary.BigEndian.Uint16(words[i:]))

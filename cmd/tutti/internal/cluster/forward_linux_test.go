@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cables are the outer ends of a forwarder whose devices are pairs of sockets: a host's and the bridge's.
+// cables returns a forwarder whose devices are pairs of sockets, and the pairs' outer ends: a host's and the
+// bridge's.
 func cables(t *testing.T, c Config) (f *forwarder, host, bridge int) {
 	f = newForwarder(c, 0)
 	var outer [2]int
@@ -27,7 +28,7 @@ func cables(t *testing.T, c Config) (f *forwarder, host, bridge int) {
 	return f, outer[0], outer[1]
 }
 
-// packet is a frame of one, with a number in it.
+// packet makes a frame of one packet with a number in it.
 func packet(n uint64) []byte {
 	return binary.NativeEndian.AppendUint64(make([]byte, ipOffset), n)
 }
@@ -41,7 +42,7 @@ func TestForwarderDelaysWhatHostsSend(t *testing.T) {
 		sent = append(sent, time.Now())
 		_, err := unix.Write(host, packet(n))
 		require.NoError(t, err)
-		f.turn() // takes it
+		f.turn() // takes the frame
 	}
 	for i := range sent {
 		_, err := unix.Read(bridge, read)
@@ -62,8 +63,8 @@ func TestForwarderDelaysWhatHostsSend(t *testing.T) {
 	assert.Contains(t, forwarders{f}.report(), "; 0 packets were lost; the busiest forwarder worked for ")
 }
 
-// The packets of all frames arrive in order but those that are lost, whose number has a binomial
-// distribution. Nothing is allocated on the way.
+// All packets arrive in order except the lost ones, whose number has a binomial distribution. Nothing is allocated on
+// the way.
 func TestForwarderLosesPacketsOfFrames(t *testing.T) {
 	const frames, each, loss = 500, 10, 5.0
 	f, host, bridge := cables(t, Config{Loss: loss})
@@ -120,7 +121,7 @@ func TestLossesAreOfTheProbability(t *testing.T) {
 	assert.Greater(t, f.gap(), math.MaxInt/16, "none")
 }
 
-// tcpFrame is a frame of TCP over IPv4 as the kernel hands it to a device, with options in its header.
+// tcpFrame makes a frame of TCP over IPv4 as the kernel hands it to a device, with options in its header.
 func tcpFrame(payload []byte, size int) []byte {
 	f := make([]byte, ipOffset+20+32, ipOffset+20+32+len(payload))
 	f[0], f[1] = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, unix.VIRTIO_NET_HDR_GSO_TCPV4
@@ -138,7 +139,7 @@ func tcpFrame(payload []byte, size int) []byte {
 	return f
 }
 
-// packets are the packets of a frame as sequence number, flags and payload, made independently of cut.
+// packets returns the packets of a frame as sequence number, flags and payload. It is independent of cut.
 func packets(t *testing.T, frame []byte) (all []string) {
 	ip := frame[ipOffset:]
 	assert.EqualValues(t, len(ip), binary.BigEndian.Uint16(ip[2:]))
@@ -158,7 +159,7 @@ func packets(t *testing.T, frame []byte) (all []string) {
 	return all
 }
 
-// A frame without one of its packets is the others, whichever it is, with sums that receivers accept.
+// A frame that loses any one of its packets keeps the others, with checksums that receivers accept.
 func TestLostSegmentsLeaveTheOthers(t *testing.T) {
 	for _, length := range []int{1, 100, 101, 199, 200, 250, 1000} {
 		data := make([]byte, length)

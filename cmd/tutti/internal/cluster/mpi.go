@@ -10,20 +10,20 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// launcher is how the mpirun of an MPI library starts ranks on the hosts.
+// launcher says how an MPI library's mpirun starts ranks on the hosts.
 type launcher struct {
-	name     string         // for --mpi
-	programs []string       // its names, the most certain first
-	version  *regexp.Regexp // in what it prints with --version
-	// arguments of the program for a cluster, with the command.
+	name     string         // value of --mpi
+	programs []string       // its names, the most specific first
+	version  *regexp.Regexp // in the output of --version
+	// arguments returns the program's arguments for a cluster and a command.
 	arguments func(c Config, command []string) []string
-	backend   string // of the ranks, mpi if it is empty
-	// environment of the program, and so of the ranks, anywhere and in a cluster.
+	backend   string // of the ranks; mpi if empty
+	// anywhere is added to the environment of the program and its ranks in every case, environment only in a cluster.
 	anywhere, environment []string
 }
 
-// launchers are those that are known. Ranks on one host share memory; between
-// hosts both libraries are held to TCP on the hosts' links.
+// launchers are the known launchers. Ranks on one host share memory. Between hosts both libraries are restricted to
+// TCP on the hosts' links.
 var launchers = []launcher{
 	{
 		name:     "openmpi",
@@ -31,10 +31,10 @@ var launchers = []launcher{
 		version:  regexp.MustCompile("Open MPI|OpenRTE|PRRTE"),
 		arguments: func(c Config, command []string) []string {
 			return append([]string{
-				// Also where the environment asks for another one, as in a container it may.
+				// Needed where the environment selects another one, as in some containers.
 				"--mca", "plm", "rsh", "--mca", "plm_rsh_agent", enter,
 				"--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", device,
-				// All hosts are the same processors: no rank may have one to itself.
+				// All hosts share the same processors: no rank may have a processor to itself.
 				"--bind-to", "none", "--mca", "mpi_yield_when_idle", "1",
 				"--map-by", "slot", "--host", c.hostList(), "-n", fmt.Sprint(c.Hosts * c.PerHost),
 			}, command...)
@@ -56,7 +56,7 @@ var launchers = []launcher{
 	{name: NoMPI, arguments: quoted, backend: "tcp"},
 }
 
-// quoted are the words of a command for the shell of [enterScript].
+// quoted quotes the words of a command for the shell in [enterScript].
 func quoted(_ Config, command []string) (words []string) {
 	for _, word := range command {
 		words = append(words, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
@@ -64,10 +64,10 @@ func quoted(_ Config, command []string) (words []string) {
 	return words
 }
 
-// NoMPI is the name among [MPIs] of jobs over TCP, which need no library.
+// NoMPI is the name among [MPIs] for jobs over TCP, which need no library.
 const NoMPI = "none"
 
-// MPIs are the names of the MPI libraries that can run jobs, and NoMPI.
+// MPIs returns the names of the MPI libraries that can run jobs, and NoMPI.
 func MPIs() []string {
 	var names []string
 	for _, l := range launchers {
@@ -76,15 +76,14 @@ func MPIs() []string {
 	return names
 }
 
-// Launcher returns the program that starts jobs of an MPI library, one of [MPIs],
-// and what its environment needs.
+// Launcher returns the program that starts jobs of an MPI library, one of [MPIs], and the environment that it needs.
 func Launcher(name string) (path string, environment []string, err error) {
 	l, path, err := find(name)
 	return path, l.anywhere, err
 }
 
-// find returns the launcher of a library and the path of its program; name is
-// one of [MPIs], or "" for the first that is installed.
+// find returns the launcher of a library and the path of its program. name is one of [MPIs], or "" for the first
+// installed library.
 func find(name string) (launcher, string, error) {
 	var tried []string
 	for _, l := range launchers {

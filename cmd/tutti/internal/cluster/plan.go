@@ -6,23 +6,20 @@ import (
 	"strings"
 )
 
-// root is where the namespaces and scripts of the cluster are, in a separate file
-// system that hides what is there on the machine: shared memory that ranks
-// forget is gone with it. A host sees its own part instead, with root at
-// the same place.
+// root holds the cluster's namespaces and scripts. It is a separate file system that hides the machine's directory,
+// so shared memory that ranks forget disappears with it. A host sees its own part at the same path.
 const (
 	shared = "/dev/shm"
 	root   = shared + "/cluster"
 )
 
-// head is the name of where mpirun runs: no host, but on the same network, by a
-// link without limits.
+// head is the name of the place where mpirun runs. It is no host, but is on the same network by an unlimited link.
 const head = "head"
 
 func host(i int) string {
 	return fmt.Sprintf("host%d", i)
 }
-func cable(i int) string { return fmt.Sprintf("cable%d", i) } // the host's end, before it is there
+func cable(i int) string { return fmt.Sprintf("cable%d", i) } // the host's end, before it is moved there
 func address(i int) string {
 	return fmt.Sprintf("10.77.0.%d", i+1)
 }
@@ -32,15 +29,14 @@ const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
 const (
 	headAddress = "10.77.0.254"
 	netmask     = "/24"
-	// device is the name of a host's link, inside the host. Outside, at the
-	// bridge, it has the host's.
+	// device is the name of a host's link inside the host. Outside, at the bridge, the link has the host's name.
 	device = "eth0"
 	bridge = "br0"
 )
 
-// enterScript runs a shell command on a host, like ssh: enter HOST COMMAND... The host has its own /sys, where
-// libraries look for network devices. The mounts belong to the command alone; a namespace of the host for them could
-// not be kept without a process, because the kernel refuses some binds.
+// enterScript runs a shell command on a host, like ssh: enter HOST COMMAND... It gives the command a /sys of the
+// host, where libraries look for network devices. The mounts belong to the command alone: a mount namespace for the
+// host could not be kept without a process, because the kernel refuses some binds.
 const enterScript = `#!/bin/sh
 host=` + root + `/$1
 shift
@@ -53,7 +49,7 @@ $*"
 // enter is the path of the script.
 const enter = root + "/enter"
 
-// files are the contents of the cluster's files, by path.
+// files returns the contents of the cluster's files by path.
 func (c Config) files() map[string]string {
 	names := fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", headAddress, head)
 	for i := range c.Hosts {
@@ -62,7 +58,7 @@ func (c Config) files() map[string]string {
 	return map[string]string{enter: enterScript, root + "/hosts": names}
 }
 
-// commands make the cluster, one after the other.
+// commands returns the commands that make the cluster, in order.
 func (c Config) commands() [][]string {
 	commands := [][]string{
 		{"mount", "--bind", root + "/hosts", "/etc/hosts"},
@@ -78,7 +74,7 @@ func (c Config) commands() [][]string {
 	return commands
 }
 
-// hostCommands make a host and its link.
+// hostCommands returns the commands that make a host and its link.
 func (c Config) hostCommands(i int) [][]string {
 	name := host(i)
 	segment := fmt.Sprint(c.Rate.segment())
@@ -95,10 +91,10 @@ func (c Config) hostCommands(i int) [][]string {
 		{"mount", "--bind", root, dir + "/shm/" + path.Base(root)},
 		{"unshare", "--net=" + net, "--uts=" + uts, "--ipc=" + ipc, "hostname", name},
 		inside("mount", "-t", "sysfs", "sysfs", dir+"/sys"),
-		// Limits of processors and memory stay what they are.
+		// Limits of processors and memory stay in force.
 		{"mount", "--rbind", "/sys/fs/cgroup", dir + "/sys/fs/cgroup"},
 	}
-	if c.forwards() { // its devices are there, and connections fill long links
+	if c.forwards() { // its devices exist already, and connections fill long links
 		commands = append(commands,
 			[]string{"ip", "link", "set", cable(i), "netns", net, "name", device},
 			inside("ip", "link", "set", device, "gso_max_size", segment, "txqueuelen", "10000"),
@@ -131,17 +127,16 @@ func (c Config) hostCommands(i int) [][]string {
 	return append(commands,
 		[]string{"ip", "link", "set", name, "master", bridge, "up"},
 		inside("ip", "link", "set", "lo", "up"),
-		// The same on every machine, and without its own estimates of the rate.
+		// The same on every machine, without estimates of the rate.
 		inside("sh", "-c", "echo cubic > "+congestion+" || echo reno > "+congestion),
 		inside("ip", "address", "add", address(i)+netmask, "dev", device),
 		inside("ip", "link", "set", device, "up"),
-		// Down to the host, and up from it. The queue is long enough that nothing is lost in it.
+		// Down to the host, and up from it. The queue is long enough that it loses nothing.
 		limit(name),
 		inside(limit(device)...))
 }
 
-// hostList names the hosts and their numbers of ranks, as both launchers read
-// it.
+// hostList lists the hosts and their numbers of ranks in the form that both launchers read.
 func (c Config) hostList() string {
 	var list []string
 	for i := range c.Hosts {

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// lines are commands as they would be typed, without the way into a namespace,
-// which becomes the name of the host in brackets.
+// lines formats commands as a user would type them. The prefix that enters a namespace becomes the host's name in
+// brackets.
 func lines(commands [][]string) []string {
 	var all []string
 	for _, c := range commands {

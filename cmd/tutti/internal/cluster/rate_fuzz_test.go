@@ -2,7 +2,7 @@ package cluster
 
 import "testing"
 
-// A rate that is read is written so that it is read again as itself.
+// Formatting a parsed rate and parsing it again gives the same rate.
 func FuzzRate(f *testing.F) {
 	for _, seed := range []string{"100mbit", "1gbit", "2.5gbit", "64kbit", "123bit", "1e300gbit", "NaNbit", "infmbit", "-1bit", "18446744073709551615bit", "0.0000001bit"} {
 		f.Add(seed)

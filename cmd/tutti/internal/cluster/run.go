@@ -21,14 +21,13 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 )
 
-// tools are the programs that make a cluster: iproute2, util-linux and the name
-// of a host.
+// tools are the programs that make a cluster, from iproute2, util-linux and hostname.
 var tools = []string{"ip", "tc", "mount", "unshare", "nsenter", "setsid", "hostname"}
 
 const systemDirs = ":/usr/sbin:/sbin"
 
-// namespaces are the arguments of unshare that make a cluster's own; the user's,
-// in which everybody is root, only for who is not.
+// namespaces returns unshare's arguments for a cluster's namespaces. They include a user namespace, in which
+// everybody is root, unless the user is root already.
 func namespaces() []string {
 	args := []string{"--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"}
 	if os.Geteuid() != 0 {
@@ -37,9 +36,8 @@ func namespaces() []string {
 	return args
 }
 
-// Available returns nil where jobs of an MPI library (one of [MPIs], "" for any)
-// can run on clusters, else an error wrapping [comm.ErrUnavailable] that says what
-// is missing.
+// Available returns nil if jobs of an MPI library (one of [MPIs], "" for any) can run on clusters. Otherwise its
+// error wraps [comm.ErrUnavailable] and says what is missing.
 func Available(mpi string) error {
 	if err := possible(); err != nil {
 		return err
@@ -48,13 +46,13 @@ func Available(mpi string) error {
 	return err
 }
 
-// possible returns nil where clusters can be made.
+// possible returns nil if clusters can be made.
 func possible() error {
 	if runtime.GOOS != "linux" {
 		return fmt.Errorf("%w: emulated clusters are made of Linux's namespaces, and this is %s",
 			comm.ErrUnavailable, runtime.GOOS)
 	}
-	// Users other than root often lack the directories of iproute2.
+	// The PATH of users other than root often lacks iproute2's directories.
 	if path := os.Getenv("PATH"); !strings.HasSuffix(path, systemDirs) {
 		if err := os.Setenv("PATH", path+systemDirs); err != nil {
 			return err
@@ -66,7 +64,7 @@ func possible() error {
 				comm.ErrUnavailable, tool)
 		}
 	}
-	// The second one as inside, where mounts are made.
+	// The second mount is like the one inside the cluster.
 	out, err := exec.Command("unshare", append(namespaces(), "mount", "-t", "tmpfs", "tutti", shared)...).CombinedOutput()
 	if err != nil {
 		hint := ""
@@ -82,23 +80,21 @@ func possible() error {
 	return nil
 }
 
-// Inside is the hidden command of this program that makes the cluster, in
-// its own namespaces.
+// Inside is the hidden command of this program that makes the cluster in separate namespaces.
 const Inside = "cluster-inside"
 
-// NetworkVariable is the environment variable that tells ranks of their network,
-// see [Config.Network].
+// NetworkVariable is the environment variable that describes the network to ranks, see [Config.Network].
 const NetworkVariable = "TUTTI_NETWORK"
 
-// job is what the process inside is told.
+// job is the description that the process inside receives.
 type job struct {
 	Config
-	Launcher    string   // the program of an MPI library, "" without MPI
+	Launcher    string   // path of an MPI library's mpirun, "" without MPI
 	Args        []string // of the launcher, or the words of a rank's command line
 	Environment []string // in addition to the environment of this process
 }
 
-// newJob is a command as a job of a launcher, whose program is at path.
+// newJob makes a job from a command and a launcher, whose program is at path.
 func newJob(c Config, l launcher, path string, command []string) job {
 	return job{
 		Config:   c,
@@ -106,7 +102,7 @@ func newJob(c Config, l launcher, path string, command []string) job {
 		Args:     l.arguments(c, command),
 		Environment: slices.Concat(
 			[]string{
-				// Where launchers leave what they forget: gone with the cluster.
+				// Files that launchers forget disappear with the cluster.
 				"TMPDIR=" + shared,
 				NetworkVariable + "=" + c.Network(),
 				env.Backend + "=" + cmp.Or(l.backend, "mpi"),
@@ -117,18 +113,17 @@ func newJob(c Config, l launcher, path string, command []string) job {
 	}
 }
 
-// Grace of an emulated cluster: a job has longer to end than its launcher gives the ranks, so that it is the launcher
-// that ends those that do not.
+// Grace periods of an emulated cluster. A job gets longer than its launcher gives the ranks, so the launcher is the
+// one to kill ranks that do not end.
 const (
 	jobGrace = 10 * time.Second
 	grace    = 15 * time.Second
 )
 
-// Run makes a cluster and runs a command on it as a job of the MPI library of
-// that name (see [MPIs]; "" for what is installed), one process for each rank.
-// program is this program, which has the hidden command [Inside]. The cluster is
-// gone when Run returns. When ctx ends, the job is told to end, and ended after
-// a time of grace. A job that fails is a [launch.End]; what went wrong has been said.
+// Run makes a cluster and runs a command on it as a job of an MPI library (one of [MPIs], "" for an installed one),
+// with one process per rank. program is the path of this program, which has the hidden command [Inside]. The cluster
+// is gone when Run returns. When ctx ends, the job is asked to end, and is killed after a grace period. A failed job
+// returns a [launch.End], whose reason has been printed.
 func Run(ctx context.Context, c Config, mpi, program string, command []string, stdout, stderr io.Writer) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -144,8 +139,8 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	if err != nil {
 		return err
 	}
-	// A separate session: what the terminal sends goes to this process, which
-	// tells the one inside by its standard input.
+	// A separate session: signals from the terminal reach only this process, which tells the one inside through its
+	// standard input.
 	args := append(append([]string{"unshare"}, namespaces()...), program, Inside, string(description))
 	cmd := exec.CommandContext(ctx, "setsid", args...)
 	cmd.Stdout = stdout
@@ -170,10 +165,9 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	return err
 }
 
-// RunInside makes the cluster that description says, and runs its job. One that
-// fails is a [launch.End], without a text if that has been said. The first byte of
-// control is the signal that ends the job; the end of control ends this process, and
-// with it, the first of its namespaces, everything inside.
+// RunInside makes the cluster in description and runs its job. A failed job returns a [launch.End], without a text if
+// that has been printed. The first byte of control is the signal that ends the job. The end of control ends this
+// process and with it, as the first process of its namespaces, everything inside.
 func RunInside(description string, control io.Reader, stdout, stderr io.Writer) error {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
@@ -194,15 +188,15 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 		return fmt.Errorf("making the cluster: %w", err)
 	}
 	err = j.run(ctx, stdout, stderr)
-	if ctx.Err() != nil { // it has heeded that, or not begun
+	if ctx.Err() != nil { // the job has heeded it, or has not begun
 		err = nil
 	}
 	return cmp.Or(err, j.report(links, stderr))
 }
 
-// make makes the cluster, with forwarders if it has some.
+// make makes the cluster, with its forwarders if there are any.
 func (j job) make() (links forwarders, err error) {
-	// Its place in the file system, where the files are written.
+	// The directory in the file system for the cluster's files.
 	if err := runAll([][]string{{"mount", "-t", "tmpfs", "tutti", shared}, {"mkdir", root}}); err != nil {
 		return nil, err
 	}
@@ -219,7 +213,7 @@ func (j job) make() (links forwarders, err error) {
 	return links, runAll(j.commands())
 }
 
-// runAll runs commands one after the other, up to the first that fails.
+// runAll runs commands one after the other until one fails.
 func runAll(commands [][]string) error {
 	for _, command := range commands {
 		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
@@ -230,8 +224,8 @@ func runAll(commands [][]string) error {
 	return nil
 }
 
-// lacks says, in front of the error of a command, what the kernel lacks if it is
-// what not all kernels have.
+// lacks returns a prefix for a command's error that names the kernel feature it needs, if not all kernels have that
+// feature.
 func lacks(command []string) string {
 	if slices.Contains(command, "tbf") {
 		return "--rate needs the queueing discipline tbf, which this kernel does not seem to have " +
@@ -240,7 +234,7 @@ func lacks(command []string) string {
 	return ""
 }
 
-// run runs the job, which is told to end when ctx does.
+// run runs the job. When ctx ends, the job is asked to end.
 func (j job) run(ctx context.Context, stdout, stderr io.Writer) error {
 	environment := j.Environment
 	if os.Getenv(env.Secret) == "" { // not in the description: others can see command lines
@@ -289,8 +283,7 @@ func (j job) launch(ctx context.Context, stdout, stderr io.Writer) error {
 	})
 }
 
-// report says what the links carried: a job that was to communicate and did so
-// past them would show.
+// report prints the traffic of each link, which reveals a job that communicated without using the links.
 func (j job) report(links forwarders, out io.Writer) error {
 	text, err := exec.Command("ip", "-json", "-statistics", "link", "show", "master", bridge).Output()
 	if err != nil {

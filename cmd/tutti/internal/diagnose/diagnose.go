@@ -20,64 +20,64 @@ import (
 const (
 	NoDump        = "no_dump"       // there is no dump of these ranks
 	Failed        = "failed"        // these ranks aborted on their own errors
-	Contradiction = "contradiction" // the records of these ranks cannot all be true, or not at one time
-	Mismatch      = "mismatch"      // ranks disagree about a call
-	NotCalled     = "not_called"    // these ranks have not called what others wait for
-	Late          = "late"          // these ranks called it, or went on, after others had aborted
-	Unfinished    = "unfinished"    // all have called it, and some still wait
+	Contradiction = "contradiction" // the records of these ranks cannot all be true, or are from different times
+	Mismatch      = "mismatch"      // ranks made different calls
+	NotCalled     = "not_called"    // these ranks have not made the call that others wait for
+	Late          = "late"          // these ranks made the call, or continued, after others had aborted
+	Unfinished    = "unfinished"    // all have made the call, and some still wait
 	Message       = "message"       // a message has no partner
-	Unconnected   = "unconnected"   // a rank waits for others before it has a communicator
+	Unconnected   = "unconnected"   // a rank waits for others and has no communicator yet
 )
 
-// Report is what the dumps say together.
+// Report is the joint result of all dumps.
 type Report struct {
 	Ranks    int       `json:"ranks"`    // of the world
-	Findings []Finding `json:"findings"` // aborts first; none if nothing explains a hang
+	Findings []Finding `json:"findings"` // aborts first; nil if nothing explains a hang
 	States   []State   `json:"states"`   // by rank, of those with a dump
 }
 
-// Finding is one thing that explains a hang.
+// Finding is one explanation of a hang.
 type Finding struct {
 	Kind         string `json:"kind"`                   // one of the constants
 	Communicator string `json:"communicator,omitempty"` // its name in the dumps, "" where there is none
 	Number       uint64 `json:"number,omitempty"`       // of the collective
-	Ranks        []int  `json:"ranks"`                  // that it is about
-	Waiting      []int  `json:"waiting,omitempty"`      // ranks that wait for them
+	Ranks        []int  `json:"ranks"`                  // the subject of the finding
+	Waiting      []int  `json:"waiting,omitempty"`      // ranks that wait for the subject
 	Text         string `json:"text"`                   // for people
 }
 
-// State is what one rank was at.
+// State is the state of one rank.
 type State struct {
 	Rank  int    `json:"rank"`            // of the world
 	Name  string `json:"name,omitempty"`  // of an elastic member, "" for another rank
-	Last  string `json:"last_call"`       // the last call that it made
+	Last  string `json:"last_call"`       // last call of the rank
 	Done  bool   `json:"done"`            // that call has ended
-	Waits string `json:"waits,omitempty"` // where, in a Sync
-	Error string `json:"error,omitempty"` // why it aborted, "" if it did not
+	Waits string `json:"waits,omitempty"` // place of a wait in Sync
+	Error string `json:"error,omitempty"` // reason of its abort, "" if it did not abort
 }
 
-// group is a communicator of which there are dumps.
+// group is a communicator that has dumps.
 type group struct {
 	name    string   // in the dumps
-	size    int      // ranks
+	size    int      // number of ranks
 	members []member // by rank in it
 }
 
 type member struct {
 	rank        int                    // of the world
-	inGroup     int                    // its rank there
-	size        int                    // of the group, as it says
+	inGroup     int                    // its rank in the group
+	size        int                    // of the group, according to this dump
 	time        int64                  // of the dump
-	sync        *dump.Sync             // the wait it is in; nil for none
-	failure     *dump.Failure          // why it aborted; nil if it did not
+	sync        *dump.Sync             // the wait in progress; nil for none
+	failure     *dump.Failure          // reason of its abort; nil if it did not abort
 	collectives map[uint64]*dump.Entry // by number
-	twice       uint64                 // a number that two collectives have, 0 if none have
+	twice       uint64                 // a number that two collectives have, 0 if there is none
 	last        uint64                 // the highest number of a collective
 	messages    []*dump.Entry          // in the order of calls
-	whole       bool                   // nothing was forgotten
+	whole       bool                   // the dump has all calls
 }
 
-// Diagnose looks at the dumps of one job, sorted by rank, at least one.
+// Diagnose examines the dumps of one job, at least one, sorted by rank.
 func Diagnose(records []Record) Report {
 	r := Report{Ranks: records[0].Tutti.Size, Findings: failed(records)}
 	dumped := map[int]bool{}
@@ -111,7 +111,7 @@ func Diagnose(records []Record) Report {
 		slices.SortStableFunc(g.members, func(a, b member) int { return a.inGroup - b.inGroup })
 		if contradictions := g.contradictions(); len(contradictions) > 0 {
 			r.Findings = append(r.Findings, contradictions...)
-			continue // what else they say is not to be believed
+			continue // the rest of a false record is not credible
 		}
 		r.Findings = append(r.Findings, g.collectives()...)
 		r.Findings = append(r.Findings, g.unmatched()...)
@@ -127,10 +127,10 @@ func Diagnose(records []Record) Report {
 	return r
 }
 
-// longestNames is how many members a finding names. The states name all.
+// longestNames is the number of members that a finding names. The states name all.
 const longestNames = 4
 
-// names says which elastic members have some ranks, "" where ranks have no names.
+// names lists the elastic members behind some ranks, "" if ranks have no names.
 func (r *Report) names(ranks []int) string {
 	var list []string
 	for _, s := range r.States {
@@ -144,7 +144,7 @@ func (r *Report) names(ranks []int) string {
 	return " (" + strings.Join(list, ", ") + ")"
 }
 
-// unconnected tells what ranks wait for that have no communicator yet.
+// unconnected reports ranks that wait for others before they have a communicator.
 func unconnected(records []Record) (list []Finding) {
 	for _, d := range records {
 		if len(d.Tutti.Waiting) == 0 {
@@ -159,7 +159,7 @@ func unconnected(records []Record) (list []Finding) {
 	return list
 }
 
-// failed tells which ranks aborted on their own errors, the first one first.
+// failed reports the ranks that aborted on their own errors, the first one first.
 func failed(records []Record) []Finding {
 	type failure struct {
 		*dump.Failure
@@ -202,8 +202,7 @@ func failed(records []Record) []Finding {
 	return []Finding{f}
 }
 
-// followsAWait reports whether a failure has the error of a wait, in another communicator
-// of the same rank.
+// followsAWait reports whether a failure has the error of a wait in another communicator of the same rank.
 func followsAWait(d Record, f *dump.Failure) bool {
 	for _, m := range d.Tutti.Comms {
 		if m.Failure != nil && m.Failure.Wait && strings.Contains(f.Error, m.Failure.Error) {
@@ -250,7 +249,7 @@ func newMember(d Record, name string, m dump.Member) member {
 	return out
 }
 
-// meets reports whether a collective is done on a rank only after all ranks have called it.
+// meets reports whether a collective ends on a rank only after all ranks have called it.
 func meets(e *dump.Entry) bool {
 	switch e.Tutti.Op {
 	case comm.OpBarrier.String(), comm.OpSplit.String():
@@ -261,8 +260,7 @@ func meets(e *dump.Entry) bool {
 	return false
 }
 
-// contradictions tells which records cannot be true together, as those of different
-// times or jobs.
+// contradictions reports records that cannot be true together, such as records of different times or jobs.
 func (g *group) contradictions() []Finding {
 	var out []Finding
 	add := func(n uint64, ranks []int, format string, args ...any) {
@@ -286,7 +284,7 @@ func (g *group) contradictions() []Finding {
 			add(m.twice, []int{m.rank}, "rank %d made two calls as collective #%d", m.rank, m.twice)
 		}
 	}
-	// A collective that is done on one rank was called on all of them.
+	// A collective that has ended on one rank was called on all ranks.
 	var by *member
 	var proof *dump.Entry
 	for i := range g.members {
@@ -302,7 +300,7 @@ func (g *group) contradictions() []Finding {
 	}
 	var laggards []int
 	interval := int64(0)
-	earlier := true // all laggards' records are from before the proof's
+	earlier := true // all records of ranks behind are older than the proof
 	for _, m := range g.members {
 		if m.last < proof.CollectiveSeq {
 			laggards = append(laggards, m.rank)
@@ -318,7 +316,7 @@ func (g *group) contradictions() []Finding {
 		add(proof.CollectiveSeq, laggards, "%s, and %s not called it", done, have(laggards))
 		return out
 	}
-	// Ranks that go on write their records one after the other.
+	// Ranks of a job that continues write their records one after the other.
 	return append(out, Finding{
 		Kind:         Contradiction,
 		Communicator: g.name,
@@ -329,7 +327,7 @@ func (g *group) contradictions() []Finding {
 	})
 }
 
-// in names a communicator that is not the first one.
+// in names a communicator other than the first one.
 func (g *group) in() string {
 	if g.name == "0" {
 		return ""
@@ -337,7 +335,7 @@ func (g *group) in() string {
 	return fmt.Sprintf(" of communicator %s", g.name)
 }
 
-// collectives compares what the ranks have called.
+// collectives compares the calls of the ranks.
 func (g *group) collectives() []Finding {
 	var out []Finding
 	first := g.firstToAbort()
@@ -353,7 +351,7 @@ func (g *group) collectives() []Finding {
 	}
 	for _, n := range slices.Sorted(maps.Keys(numbers)) {
 		if f, ok := g.mismatch(n); ok {
-			out = append(out, f) // what comes later is out of step
+			out = append(out, f) // later calls are out of step
 			break
 		}
 	}
@@ -369,8 +367,8 @@ func (g *group) collectives() []Finding {
 	return out
 }
 
-// firstToAbort returns the member whose wait failed first, and not because of another
-// rank. It is nil if there is none.
+// firstToAbort returns the member whose wait failed first, for a reason other than a peer's abort. It returns nil if
+// there is none.
 func (g *group) firstToAbort() *member {
 	var first *member
 	for i := range g.members {
@@ -382,8 +380,7 @@ func (g *group) firstToAbort() *member {
 	return first
 }
 
-// after returns how many nanoseconds after that member's failure something was, 0 if
-// it was before.
+// after returns the nanoseconds between this member's failure and a later time; 0 if the time was earlier.
 func (m *member) after(time int64) int64 {
 	if m == nil {
 		return 0
@@ -391,8 +388,8 @@ func (m *member) after(time int64) int64 {
 	return max(time-m.failure.Time, 0)
 }
 
-// lastBefore is the highest number of a collective that was called before the first member aborted. It did not wait for
-// any later call.
+// lastBefore returns the highest number of a collective that was called before the first member aborted. That member
+// did not wait for any later call.
 func (m *member) lastBefore(first *member) uint64 {
 	last := m.last
 	for last > 0 && m.collectives[last] != nil && first.after(m.collectives[last].Created) > 0 {
@@ -401,7 +398,7 @@ func (m *member) lastBefore(first *member) uint64 {
 	return last
 }
 
-// mismatch tells who called what if ranks disagree about collective n.
+// mismatch reports which rank called what if ranks disagree about collective n.
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
 	callers := map[string][]int{}
@@ -412,7 +409,7 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 			continue
 		}
 		kind := e.Tutti.Call
-		if e.Tutti.Op == comm.OpAllGatherV.String() { // whose lengths are the same on all ranks
+		if e.Tutti.Op == comm.OpAllGatherV.String() { // its lengths are the same on all ranks
 			kind = fmt.Sprintf("%s of %d in all", kind, e.Tutti.Received)
 		}
 		if example[kind] == nil {
@@ -439,8 +436,8 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 	return f, true
 }
 
-// wentOnAlone tells who has called collective n, where those that have not were the first to abort, for they had lost
-// another rank: one that was stopped, and went on when they were gone, or one without a dump.
+// wentOnAlone reports the ranks that have called collective n if the other ranks aborted first because they had lost
+// a rank. The lost rank was stopped and went on after they were gone, or has no dump.
 func (g *group) wentOnAlone(n uint64) (Finding, bool) {
 	f := Finding{
 		Kind:         Late,
@@ -475,8 +472,8 @@ func (g *group) wentOnAlone(n uint64) (Finding, bool) {
 	return f, true
 }
 
-// notCalled tells who has not called collective n, which others have, or had not when the
-// first member aborted.
+// notCalled reports the ranks that have not called collective n although others have, or had not when the first
+// member aborted.
 func (g *group) notCalled(n uint64, first *member) Finding {
 	f := Finding{
 		Kind:         NotCalled,
@@ -529,12 +526,12 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 	return f
 }
 
-// noticeable is after how many nanoseconds without a sign of life a member was stopped or
-// busy. Members that wait hear in less that another one has aborted.
+// noticeable is the number of nanoseconds without a sign of life after which a member was stopped or busy. Members
+// that wait hear of another member's abort sooner.
 const noticeable = int64(time.Second)
 
-// wentOn returns after how many nanoseconds the record has the first sign of life of a
-// member since the first one aborted, 0 if it has none.
+// wentOn returns the nanoseconds from the first member's abort to the next sign of life in this member's record; 0 if
+// there is none.
 func (m *member) wentOn(first *member) (after int64) {
 	sign := func(time int64) {
 		if a := first.after(time); a > 0 && (after == 0 || a < after) {
@@ -554,8 +551,8 @@ func (m *member) wentOn(first *member) (after int64) {
 	return after
 }
 
-// unfinished tells whether ranks wait for collective n, which all have called, and who
-// went on only after another rank had aborted.
+// unfinished reports whether ranks wait for collective n although all have called it, and which ranks continued only
+// after another rank had aborted.
 func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	f := Finding{
 		Kind:         Unfinished,
@@ -607,13 +604,13 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	return f, true
 }
 
-// channel is where messages match in order, by ranks in the communicator.
+// channel is a queue in which messages match in order. Ranks are those of the communicator.
 type channel struct {
-	from, to int    // rank that sends, and the one that receives
+	from, to int    // sending and receiving rank
 	tag      uint32 // of the messages
 }
 
-// unmatched pairs sends and receives of ranks whose dumps have all of them.
+// unmatched pairs sends and receives of the ranks whose dumps have all of them.
 func (g *group) unmatched() []Finding {
 	sends := map[channel][]*dump.Entry{}
 	receives := map[channel][]*dump.Entry{}
@@ -680,7 +677,7 @@ func (g *group) unmatched() []Finding {
 	return out
 }
 
-// state is what a rank was at.
+// state returns the state of a rank.
 func state(d Record) State {
 	s := State{Rank: d.Tutti.Rank, Name: d.Tutti.Name, Last: "none"}
 	if n := len(d.Entries); n > 0 {
@@ -703,7 +700,7 @@ func state(d Record) State {
 	return s
 }
 
-// call describes a call, as in "allreduce #7 (64 MiB f32 sum, ddp.go:88)".
+// call describes a call, such as "allreduce #7 (64 MiB f32 sum, ddp.go:88)".
 func call(e *dump.Entry, numbered bool) string {
 	t := e.Tutti
 	name := t.Op
@@ -734,7 +731,7 @@ func done(e *dump.Entry) string {
 	return ""
 }
 
-// line is the place of a call, see [dump.Caller].
+// line is the source line of a call, see [dump.Caller].
 func line(frames []dump.Frame) string {
 	if len(frames) == 0 {
 		return "unknown line"
@@ -743,7 +740,7 @@ func line(frames []dump.Frame) string {
 	return fmt.Sprintf("%s:%d", path.Base(f.Filename), f.Line)
 }
 
-// bytesText is the length of n elements, exact in units of 1024.
+// bytesText is the size of n elements, exact, in a unit of 1024.
 func bytesText(n, size int) string {
 	value := float64(n) * float64(size)
 	unit := 0
@@ -755,7 +752,7 @@ func bytesText(n, size int) string {
 	return fmt.Sprintf("%.4g %s", value, units[unit])
 }
 
-// duration is a number of nanoseconds as text, as in "12.3s".
+// duration formats a number of nanoseconds, such as "12.3s".
 func duration(ns int64) string {
 	d := time.Duration(ns)
 	switch {
@@ -767,7 +764,7 @@ func duration(ns int64) string {
 	return d.String()
 }
 
-// mostParts bounds how many parts a list has in a line.
+// mostParts bounds the number of parts that list writes.
 const mostParts = 10
 
 // list joins texts, at most mostParts of them.
@@ -778,7 +775,7 @@ func list(texts []string) string {
 	return strings.Join(texts, "; ")
 }
 
-// have is the beginning of a sentence, as in "rank 3 has" or "ranks 0-3 have".
+// have begins a sentence, such as "rank 3 has" or "ranks 0-3 have".
 func have(numbers []int) string {
 	return subject(numbers, "has", "have")
 }

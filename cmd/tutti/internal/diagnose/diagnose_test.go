@@ -32,7 +32,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestNewest: of the epochs of an elastic job the last one with a dump counts, and one before that if it is asked for.
+// TestNewest checks that the last epoch of an elastic job with a dump counts, or an earlier one on request.
 func TestNewest(t *testing.T) {
 	dir := t.TempDir()
 	for number, age := range map[string]time.Duration{"": 4 * time.Hour, "9": 3 * time.Hour, "10": time.Hour, "11": 2 * time.Hour} {
@@ -53,8 +53,8 @@ func TestNewest(t *testing.T) {
 	}
 }
 
-// TestARankThatDoesNotCall runs three ranks, the last of which does not make the
-// second allreduce, reads what they wrote, and reads it without that rank's.
+// TestARankThatDoesNotCall runs three ranks, the last of which does not make the second allreduce. It reads their
+// records with and without that rank's.
 func TestARankThatDoesNotCall(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(env.Record, "100")
@@ -69,7 +69,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 		defer rt.Deallocate(buf[i])
 	}
 	_, file, here, _ := runtime.Caller(0)
-	const first, second = 7, 14 // the lines of the calls, after that one
+	const first, second = 7, 14 // lines of the calls, relative to that line
 	var called, gaveUp sync.WaitGroup
 	called.Add(3)
 	gaveUp.Add(2)
@@ -91,7 +91,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 			gaveUp.Done()
 			return err
 		}
-		called.Done() // it has returned from the first one, which ends with an error once another rank has aborted
+		called.Done() // returned from the first call, which ends with an error once another rank has aborted
 		gaveUp.Wait()
 		assert.Error(t, c.Barrier(ctx))
 		return nil
@@ -121,8 +121,8 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	assert.Equal(t, []int{0, 1}, report.Findings[1].Waiting)
 }
 
-// TestAStoppedRankGoesOn: a rank that was stopped makes its next call when the others have aborted, and these are not
-// blamed. One that was stopped before a call that the others made is.
+// TestAStoppedRankGoesOn checks that a stopped rank that makes its next call after the others have aborted does not
+// blame them. A rank that was stopped before a call that the others made is blamed.
 func TestAStoppedRankGoesOn(t *testing.T) {
 	sum := comm.AllReduceCall(0, 0, 1024, dtype.F32, comm.Sum)
 	lost := func(d Record, at int64) Record {
@@ -160,7 +160,7 @@ func TestAStoppedRankGoesOn(t *testing.T) {
 	}
 }
 
-// recorded is the record of a rank which made the calls.
+// recorded returns the record of a rank that made the calls.
 func recorded(rank, ranks int, calls []comm.Call) Record {
 	d := &dump.File{Version: dump.Version, Tutti: &dump.Rank{Rank: rank, Size: ranks, Comms: map[string]dump.Member{"0": {Rank: rank, Size: ranks}}}}
 	var collective, message uint64
@@ -176,7 +176,7 @@ func recorded(rank, ranks int, calls []comm.Call) Record {
 	return Record{fmt.Sprint(rank), d}
 }
 
-// TestRandomJobs removes or changes one call of one rank, and has it found.
+// TestRandomJobs removes or changes one call of one rank and expects a finding about it.
 func TestRandomJobs(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -241,11 +241,11 @@ func TestMessagesWithoutPartner(t *testing.T) {
 	}
 }
 
-// at is a time in seconds.
+// at converts seconds to a time.
 func at(seconds float64) int64 { return int64(1e18 + seconds*1e9) }
 
-// allReduces are the records of ranks that each made some allreduces, one a second, of
-// which all but the last are done.
+// allReduces returns the records of ranks that each made some allreduces, one per second. All but the last have
+// ended.
 func allReduces(made ...int) []Record {
 	records := make([]Record, len(made))
 	for rank, n := range made {
@@ -264,7 +264,7 @@ func allReduces(made ...int) []Record {
 	return records
 }
 
-// TestMembers: what elastic members are called stands beside the ranks of the epoch.
+// TestMembers checks that the names of elastic members accompany the ranks of the epoch.
 func TestMembers(t *testing.T) {
 	records := allReduces(3, 2, 3)
 	for i, name := range []string{"rank 0", "rank 2", "rank 1"} {
@@ -276,7 +276,7 @@ func TestMembers(t *testing.T) {
 	assert.Equal(t, "rank 2", report.States[1].Name)
 }
 
-// fail has a rank's record say that it failed.
+// fail adds a failure to a rank's record.
 func fail(r Record, f dump.Failure) {
 	m := r.Tutti.Comms["0"]
 	m.Failure = &f
@@ -286,7 +286,7 @@ func fail(r Record, f dump.Failure) {
 	r.Tutti.Comms["0"] = m
 }
 
-// A rank that aborted because of its own error is named, the first one first, although no rank waits.
+// A rank that aborted because of its own error is named, the earliest first, even if no rank waits.
 func TestARankThatFailsFirst(t *testing.T) {
 	records := allReduces(1, 1, 1, 1)
 	fail(records[3], dump.Failure{Time: at(4), Error: "no memory"})
@@ -298,7 +298,7 @@ func TestARankThatFailsFirst(t *testing.T) {
 		Text: "rank 1 aborted because of an error of its own: no disk space; later rank 3 did as well"}, report.Findings[0])
 	assert.Equal(t, "no disk space", report.States[1].Error)
 
-	// A body that returns the error of a wait has no error of its own.
+	// A body that returns a wait's error has no other error.
 	records = allReduces(1, 1)
 	records[0].Tutti.Comms["0/1.0"] = dump.Member{Size: 1, Failure: &dump.Failure{Time: at(2), Error: "timeout", Wait: true}}
 	fail(records[0], dump.Failure{Time: at(3), Error: "step 7: timeout"})
@@ -307,7 +307,7 @@ func TestARankThatFailsFirst(t *testing.T) {
 	}
 }
 
-// A rank that was stopped, and went on when the others had aborted, is named.
+// A stopped rank that went on after the others had aborted is named.
 func TestAStoppedRankThatGoesOn(t *testing.T) {
 	timeout := dump.Failure{Time: at(12), Error: "timeout", Wait: true}
 	peer := dump.Failure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
@@ -346,7 +346,7 @@ func TestAStoppedRankThatGoesOn(t *testing.T) {
 	}
 }
 
-// Records of a job that goes on are written one after the other: they say so, and accuse nobody.
+// Records of a job that is still running are written one after the other. They say so and accuse nobody.
 func TestRecordsOfDifferentTimes(t *testing.T) {
 	records := allReduces(5, 3, 5, 2)
 	for rank, milliseconds := range []float64{10, 8, 10, 2} {
@@ -411,7 +411,7 @@ func TestContradictions(t *testing.T) {
 			assert.Equal(t, "the records contradict each other: "+test.want, findings[0].Text)
 		})
 	}
-	// A rank whose record is full of messages has called the collectives before them.
+	// A rank whose record is full of messages has called the earlier collectives.
 	records := allReduces(2, 2)
 	records[0].Entries[1].Completed = at(3)
 	delete(records[1].Tutti.Comms, "")
@@ -421,8 +421,7 @@ func TestContradictions(t *testing.T) {
 	assert.Empty(t, Diagnose(records).Findings)
 }
 
-// A line is for people: it has no control characters of a record, and no list of a
-// million ranks.
+// Lines are for people: they contain no control characters of a record and no list of a million ranks.
 func TestLinesAreForPeople(t *testing.T) {
 	records := allReduces(1, 2)
 	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []dump.Frame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
@@ -498,13 +497,13 @@ func FuzzRead(f *testing.F) {
 			assert.True(t, strings.HasPrefix(err.Error(), "x: "), err.Error())
 			return
 		}
-		if r.Tutti.Size <= 100 { // which the report lists
+		if r.Tutti.Size <= 100 { // the report lists them
 			Diagnose([]Record{r})
 		}
 	})
 }
 
-// TestRuns: records of an earlier run of the ranks, in which there were more of them, are left out.
+// TestRuns checks that records of an earlier run with more ranks are left out.
 func TestRuns(t *testing.T) {
 	dir := t.TempDir()
 	write := func(rank, size int, run string, made int64) string {
@@ -526,8 +525,8 @@ func TestRuns(t *testing.T) {
 	assert.Equal(t, []int{2}, report.Findings[0].Ranks)
 }
 
-// TestUnnamedRuns: the record of a rank that has met no other one does not say its run, and belongs to the newest one of
-// as many ranks. Where no record says its run, all are of one.
+// TestUnnamedRuns checks that a record without a run, whose rank has met no other rank, belongs to the newest run
+// with as many ranks. If no record names its run, all belong to one.
 func TestUnnamedRuns(t *testing.T) {
 	type written struct {
 		rank, size int
@@ -560,7 +559,7 @@ func TestUnnamedRuns(t *testing.T) {
 	}
 }
 
-// TestLongTexts: texts that no program writes are cut before they are printed.
+// TestLongTexts checks that texts longer than any program writes are cut before they are printed.
 func TestLongTexts(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	text := fmt.Sprintf(`{"version":"2.10","tutti":{"rank":0,"world_size":1,"host":%q,"communicators":{"0":{"rank":0,"size":1,`+

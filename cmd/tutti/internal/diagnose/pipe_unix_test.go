@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pipe that has the name of a record is not waited for.
+// A pipe with the name of a record is not read.
 func TestPipeIsNoRecord(t *testing.T) {
 	dir := t.TempDir()
 	record := filepath.Join(dir, "tutti-record-0.json")

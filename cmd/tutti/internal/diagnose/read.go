@@ -1,5 +1,5 @@
-// Package diagnose puts the flight records of all ranks together ([record.Recorder])
-// and says which rank has not called what the others wait for.
+// Package diagnose combines the flight records of all ranks ([record.Recorder]) and says which rank has not made the
+// call that the others wait for.
 package diagnose
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// maxRanks is beyond any world; what says more is no record.
+// maxRanks exceeds any world size; a file with more ranks is no record.
 const maxRanks = 1 << 20
 
 // Record is a dump with the name of its file.
@@ -34,7 +34,8 @@ type Record struct {
 // files are the names of dumps.
 const files = "tutti-record-*.json"
 
-// IsFile reports whether a name, with slashes, is of a dump directly in a directory, or in the directory of an epoch.
+// IsFile reports whether name, a path with slashes, is a dump directly in a directory or in the directory of an
+// epoch.
 func IsFile(name string) bool {
 	folder, file := path.Split(name)
 	if folder != "" {
@@ -50,8 +51,8 @@ func IsFile(name string) bool {
 	return ok
 }
 
-// Files lists the dumps in a directory, with those of the epochs of elastic jobs. Entries that are not regular files
-// are left out: nobody may ever write to a pipe.
+// Files lists the dumps in a directory, including those of the epochs of elastic jobs. It skips entries that are not
+// regular files, because a read of a pipe may never end.
 func Files(dir string) []string {
 	top, _ := filepath.Glob(filepath.Join(dir, files))
 	epochs, _ := filepath.Glob(filepath.Join(dir, dump.EpochDir+"*", files))
@@ -61,7 +62,7 @@ func Files(dir string) []string {
 	})
 }
 
-// newest are the dumps in a directory that are beside the newest.
+// newest lists the dumps of a directory that lie beside the newest dump.
 func newest(dir string) (files []string) {
 	var last time.Time
 	all := Files(dir)
@@ -74,13 +75,13 @@ func newest(dir string) (files []string) {
 	return slices.DeleteFunc(all, func(path string) bool { return filepath.Dir(path) != dir })
 }
 
-// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank. Dumps of runs
-// before the newest are left out, and their names returned.
+// ReadFiles reads dumps, and the dumps in directories, where it takes the last epoch, and sorts them by rank. It
+// leaves out dumps of runs before the newest, and returns their names.
 func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 	var files []string
 	for _, path := range paths {
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
-			files = append(files, path) // where reading it says what is wrong
+			files = append(files, path) // reading it reports the error
 			continue
 		}
 		found := newest(path)
@@ -120,14 +121,14 @@ func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 	return records, stale, nil
 }
 
-// ofNewestRun returns the records of the run of which the newest one is, and the names of others. A rank that has met
-// no other one may not know its run: it belongs to the newest run of as many ranks.
+// ofNewestRun returns the records of the newest record's run, and the names of the others. A rank that has met no
+// other may not know its run: it belongs to the newest run with as many ranks.
 func ofNewestRun(records []Record) (kept []Record, stale []string) {
 	newest := slices.MaxFunc(records, func(a, b Record) int {
 		return cmp.Compare(a.Tutti.Time, b.Tutti.Time)
 	})
 	run := newest.Tutti.Job
-	last := int64(math.MinInt64) // when the record was written that has named run
+	last := int64(math.MinInt64) // time of the newest record that names run
 	for _, r := range records {
 		named := newest.Tutti.Job == "" && r.Tutti.Job != "" && r.Tutti.Size == newest.Tutti.Size
 		if named && r.Tutti.Time > last {
@@ -154,7 +155,7 @@ func readFile(path string) (Record, error) {
 	return Read(path, f)
 }
 
-// Read reads a dump. Errors begin with its name.
+// Read reads a dump. Errors begin with name.
 func Read(name string, from io.Reader) (Record, error) {
 	in := bufio.NewReader(from)
 	if first, _ := in.Peek(1); len(first) == 1 && first[0] == 0x80 {
@@ -180,13 +181,13 @@ func Read(name string, from io.Reader) (Record, error) {
 	return Record{name, d}, nil
 }
 
-// longestText bounds the texts of a dump, in bytes: they are printed.
+// longestText bounds the printed texts of a dump, in bytes.
 const longestText = 2000
 
-// longestList bounds how many waits of a rank are looked at.
+// longestList bounds the number of a rank's waits that are read.
 const longestList = 10
 
-// shorten cuts texts that no program writes.
+// shorten cuts texts that are longer than any program writes.
 func shorten(d *dump.File) {
 	cut := func(texts ...*string) {
 		for _, text := range texts {
@@ -225,7 +226,7 @@ func shorten(d *dump.File) {
 	}
 }
 
-// valid checks what the diagnosis relies on.
+// valid checks the properties that the diagnosis relies on.
 func valid(d *dump.File) error {
 	if major, _, _ := strings.Cut(d.Version, "."); major != "2" {
 		return fmt.Errorf("version %q, want 2", d.Version)

@@ -9,14 +9,13 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// accuracyFloor is where the axis of accuracies begins if all curves end above
-// it: the first part of a training looks alike with all patterns.
+// accuracyFloor is the start of the accuracy axis if all curves end above it: the first part of a training looks the
+// same with all patterns.
 const accuracyFloor = 80
 
-// AccuracyAgainstTime draws the best test accuracy of each result so far against
-// the time since its start, on a logarithmic axis, and the target of the results, if they
-// have one, as a horizontal line. It writes the picture to path, whose extension
-// (one of [Formats]) says how.
+// AccuracyAgainstTime draws the best test accuracy of each result so far against the time since its start, on a
+// logarithmic axis. A target of the results is a horizontal line. It writes the picture to path, in the format of its
+// extension (one of [Formats]).
 func AccuracyAgainstTime(results []train.Result, title, path string) error {
 	floor := float64(accuracyFloor)
 	for _, r := range results {
@@ -57,7 +56,7 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 	return Save(p, path)
 }
 
-// accuracyLegend names a curve, with the time to its target or its end.
+// accuracyLegend names a curve and the time until its target or end.
 func accuracyLegend(r train.Result) string {
 	switch {
 	case r.Target == 0:

@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// trainings are n that get from 50 to 98 % at different speeds, with steps back.
+// trainings makes n results that rise from 50 to 98 % at different speeds, with setbacks.
 func trainings(n int) []train.Result {
 	var out []train.Result
 	for i := range n {

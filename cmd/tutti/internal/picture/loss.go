@@ -1,4 +1,4 @@
-// Package picture draws what the commands measured.
+// Package picture draws the results of the commands.
 package picture
 
 import (
@@ -16,15 +16,14 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// ErrNothingToDraw: a picture would be empty.
+// ErrNothingToDraw reports that a picture would be empty.
 var ErrNothingToDraw = errors.New("nothing to draw")
 
-// pointsPerCurve spread evenly over the logarithm of the bytes or seconds.
+// pointsPerCurve is the number of points, spread evenly over the logarithm of the bytes or seconds.
 const pointsPerCurve = 60
 
-// LossAgainstBytes draws the training loss of each result against the bytes
-// that a rank had sent by then, both on logarithmic axes, and writes it to
-// path. The extension (one of [Formats]) says how.
+// LossAgainstBytes draws the training loss of each result against the bytes sent by a rank up to then, both on
+// logarithmic axes. It writes the picture to path, in the format of its extension (one of [Formats]).
 func LossAgainstBytes(results []train.Result, path string) error {
 	return loss(results, path, "bytes sent", "sent per rank since the start (bytes)", FormatBytes,
 		func(p train.Point) float64 { return p.SentBytes })
@@ -43,7 +42,7 @@ func loss(
 	format func(float64) string,
 	x func(train.Point) float64,
 ) error {
-	// Losses fall from the upper left to the lower right: the lower left is free.
+	// Losses fall from the upper left to the lower right, so the lower left is free.
 	p := NewChart(
 		"Training loss against "+against+" (with the test accuracy)",
 		label,
@@ -59,13 +58,13 @@ func loss(
 		curves = append(curves, Curve{name, smooth(r.Curve, pointsPerCurve, x), LineStyle(i), plotter.NoStep})
 	}
 	if err := AddCurves(p, curves); err != nil {
-		return err // where no bytes were sent
+		return err // no bytes were sent
 	}
 	return Save(p, path)
 }
 
-// Colors are black and Paul Tol's "muted" scheme, which readers with any form
-// of colour vision can tell apart (https://sronpersonalpages.nl/~pault/).
+// Colors are black and Paul Tol's "muted" scheme, which readers with any form of color vision can tell apart
+// (https://sronpersonalpages.nl/~pault/).
 var Colors = []color.RGBA{
 	{A: 255},
 	{R: 0x33, G: 0x22, B: 0x88, A: 255},
@@ -79,9 +78,8 @@ var Colors = []color.RGBA{
 	{R: 0xaa, G: 0x44, B: 0x99, A: 255},
 }
 
-// LineStyle gives each curve a colour. Patterns that send the same have curves
-// on top of each other: every second one is dashed, so that the one before it
-// is seen through the gaps. When the colours begin again, curves are dotted.
+// LineStyle returns the style of the i-th curve. Patterns that send the same have coincident curves, so every second
+// one is dashed and shows the one below through its gaps. Curves that reuse a color are dotted.
 func LineStyle(i int) draw.LineStyle {
 	style := draw.LineStyle{Color: Colors[i%len(Colors)], Width: vg.Points(1.7)}
 	if i >= len(Colors) {
@@ -93,12 +91,10 @@ func LineStyle(i int) draw.LineStyle {
 	return style
 }
 
-// smooth reduces a curve to at most n points, evenly spread over the logarithm
-// of x. Each is the mean of the steps since the point before it, so that
-// the noise of single batches does not hide the trend. Steps at an x of
-// 0, and losses that a logarithm does not take, are left out. The points are
-// base-10 logarithms: the plot package reserves room for the label of an axis
-// with a logarithmic scale as if the label stood at its far end.
+// smooth reduces a curve to at most n points, spread evenly over the logarithm of x. Each point is the mean of the
+// steps since the previous point, so that the noise of single batches does not hide the trend. Steps at x = 0, and
+// losses without a logarithm, are omitted. The points are base-10 logarithms, because the plot package reserves too
+// much space for the label of an axis with a logarithmic scale.
 func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs {
 	usable := func(p train.Point) bool {
 		return x(p) > 0 && p.Loss > 0 && !math.IsInf(p.Loss, 0)
@@ -131,9 +127,8 @@ func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs
 	return out
 }
 
-// Decades puts labelled ticks at 1, and where there is room also at 2 and 5,
-// times powers of ten, and small ticks between, on an axis of base-10
-// logarithms.
+// Decades puts labeled ticks at 1 (and 2 and 5 if there is space) times powers of ten on an axis of base-10
+// logarithms, and small ticks in between.
 func Decades(format func(v float64) string) plot.TickerFunc {
 	return func(low, high float64) (ticks []plot.Tick) {
 		for exponent := math.Floor(low); exponent <= high; exponent++ {

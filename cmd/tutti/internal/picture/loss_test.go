@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
 
-// results makes n curves that fall like a power of the bytes.
+// results makes n curves that fall with a power of the bytes.
 func results(n int) []train.Result {
 	var out []train.Result
 	for i := range n {
@@ -61,7 +61,7 @@ func TestLossAgainstBytesWritesBothFormats(t *testing.T) {
 	}
 }
 
-// Two patterns that send the same are both seen.
+// Both curves of two patterns that send the same are visible.
 func TestCurvesThatCoincideAreToldApart(t *testing.T) {
 	same := results(1)
 	same = append(same, same[0])
@@ -72,7 +72,7 @@ func TestCurvesThatCoincideAreToldApart(t *testing.T) {
 	image, err := png.Decode(bytes.NewReader(data))
 	require.NoError(t, err)
 	seen := map[color.RGBA]int{}
-	// Not the axis with its labels, nor the legend at the lower left.
+	// Without the axis, its labels, and the legend at the lower left.
 	for y := image.Bounds().Dy() / 6; y < image.Bounds().Dy()*2/3; y++ {
 		for x := image.Bounds().Dx() / 6; x < image.Bounds().Dx(); x++ {
 			seen[color.RGBAModel.Convert(image.At(x, y)).(color.RGBA)]++
@@ -96,8 +96,7 @@ func TestSmoothSkipsWhatALogarithmCannotShow(t *testing.T) {
 		curve = append(curve, train.Point{SentBytes: p[0], Loss: p[1]})
 	}
 	points := smooth(curve, 2, func(p train.Point) float64 { return p.SentBytes })
-	// The step at 1001 is too near to 1000 for its own point and is
-	// averaged into the one at 10000.
+	// The step at 1001 is too close to 1000 for a separate point, and is averaged into the point at 10000.
 	require.Len(t, points, 3)
 	for i, want := range [][2]float64{{100, 4}, {1000, 2}, {10000, 2}} {
 		assert.InDelta(t, math.Log10(want[0]), points[i].X, 1e-12)
@@ -140,7 +139,7 @@ func TestTicksAreRoundAndMany(t *testing.T) {
 	assert.Equal(t, []string{"0", "5", "10", "15", "20", "25", "30", "35", "40"}, labels)
 }
 
-// Between a legend's text and its line is room for a reader's wider font.
+// A legend leaves space between text and line for a reader's wider font.
 func TestLegendHasRoom(t *testing.T) {
 	const name = "gaussiank-reduce"
 	for _, corner := range []vg.Length{Left, Right} {

@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/atomicfile"
 )
 
-// Formats are the file name extensions of the pictures that can be written.
+// Formats returns the file name extensions of the supported picture formats.
 func Formats() []string {
 	return []string{".png", ".svg"}
 }
@@ -34,9 +34,9 @@ const (
 
 	pngResolution = 150 // dots per inch
 
-	roundTicks = 9 // about as many labels
+	roundTicks = 9 // approximate number of labels
 
-	// An SVG names the font that it was laid out with. Where a reader has none, those with the same widths follow.
+	// An SVG names the font of its layout. Fonts of the same widths follow for readers without it.
 	svgFont  = "font-family:Liberation Sans;"
 	svgFonts = "font-family:Liberation Sans,Arimo,Arial,Helvetica,sans-serif;"
 
@@ -48,7 +48,7 @@ const (
 	smallHeight = 3.75 * vg.Inch
 )
 
-// NewPlot makes an empty picture with a title, in the fonts of all.
+// NewPlot makes an empty picture with a title, in the common fonts.
 func NewPlot(title string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text = title
@@ -69,8 +69,7 @@ const (
 	Right = -1.0
 )
 
-// NewChart makes a plot of curves, with grey lines at the labelled ticks and the legend in
-// a lower corner.
+// NewChart makes a plot for curves, with grey lines at the labeled ticks and the legend in a lower corner.
 func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 	p := NewPlot(title)
 	p.X.Label.Text = x
@@ -89,7 +88,7 @@ func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 // sample is a curve's line in the legend, with a gap on both sides.
 type sample struct {
 	*plotter.Line
-	gap vg.Length // on either side
+	gap vg.Length // on each side
 }
 
 // Thumbnail implements [plot.Thumbnailer].
@@ -98,8 +97,8 @@ func (s sample) Thumbnail(c *draw.Canvas) {
 	s.Line.Thumbnail(&inner)
 }
 
-// legendGap returns the gap between the legend's texts and lines. A text on the left of its line runs into it where a
-// reader's font is wider than the one that measured the text, by up to a sixth.
+// legendGap returns the gap between the legend's texts and lines. A text to the left of its line would run into it if
+// a reader's font is wider than the font of the layout, by up to a sixth.
 func legendGap(p *plot.Plot, curves []Curve) vg.Length {
 	gap := vg.Length(6)
 	if p.Legend.Left {
@@ -113,13 +112,13 @@ func legendGap(p *plot.Plot, curves []Curve) vg.Length {
 
 // Curve is a line of a picture.
 type Curve struct {
-	Name   string           // as the legend shows it; "" means it does not
-	Points plotter.XYs      // two or more are drawn
+	Name   string           // in the legend; "" for no entry
+	Points plotter.XYs      // drawn if there are at least two
 	Style  draw.LineStyle   // of the line
-	Steps  plotter.StepKind // none joins the points by straight lines
+	Steps  plotter.StepKind // the zero value joins points by straight lines
 }
 
-// AddCurves draws those with two points or more, of which there has to be one.
+// AddCurves draws the curves with at least two points. At least one curve must have them.
 func AddCurves(p *plot.Plot, curves []Curve) error {
 	gap := legendGap(p, curves)
 	p.Legend.ThumbnailWidth = vg.Points(24) + 2*gap
@@ -146,8 +145,8 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 	return nil
 }
 
-// RoundTicks puts about nine labels at multiples of 1, 2 or 5 times a power
-// of ten, and small ticks at the fifths between.
+// RoundTicks puts about nine labels at multiples of 1, 2 or 5 times a power of ten, and small ticks at fifths of the
+// distance.
 func RoundTicks(low, high float64) []plot.Tick {
 	step := math.Pow(10, math.Floor(math.Log10((high-low)/roundTicks)))
 	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
@@ -168,7 +167,7 @@ func RoundTicks(low, high float64) []plot.Tick {
 	return ticks
 }
 
-// Goal is a dotted line at a height, which curves are to reach.
+// Goal is a dotted horizontal line that curves are meant to reach.
 func Goal(height float64) *plotter.Function {
 	line := plotter.NewFunction(func(float64) float64 { return height })
 	line.Color = color.Gray{Y: 110}
@@ -176,10 +175,10 @@ func Goal(height float64) *plotter.Function {
 	return line
 }
 
-// Save writes a picture in the format that the extension, one of Formats, names.
+// Save writes a picture in the format of path's extension, one of Formats.
 func Save(p *plot.Plot, path string) error { return save(p, path, width, height) }
 
-// SaveSmall is Save for a picture whose text is read where that is 600 pixels wide.
+// SaveSmall is Save for a picture that readers see 600 pixels wide.
 func SaveSmall(p *plot.Plot, path string) error {
 	return save(p, path, smallWidth, smallHeight)
 }
@@ -203,7 +202,7 @@ func save(p *plot.Plot, path string, width, height vg.Length) error {
 	return err
 }
 
-// SVG returns what SaveSmall writes, with a summary for those who do not see the picture.
+// SVG returns SaveSmall's picture, with a summary for readers who cannot see it.
 func SVG(p *plot.Plot, summary string) ([]byte, error) {
 	image, err := render(p, vgsvg.New(smallWidth, smallHeight))
 	if err != nil {
@@ -213,7 +212,7 @@ func SVG(p *plot.Plot, summary string) ([]byte, error) {
 	return bytes.Replace(image, []byte(svgHead), []byte(title), 1), nil
 }
 
-// render draws a picture and returns the bytes of its file.
+// render draws a picture and returns the contents of its file.
 func render(p *plot.Plot, canvas vg.CanvasWriterTo) ([]byte, error) {
 	p.Draw(draw.Crop(
 		draw.New(canvas),

@@ -10,14 +10,14 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// mostCurves is how many lines an eye tells apart in a picture of 600 pixels.
+// mostCurves is the number of lines that an eye can tell apart in a picture of 600 pixels.
 const mostCurves = 5
 
-// axis is what one of a picture shows.
+// axis is one axis of a picture.
 type axis struct {
-	name  string                  // of the flag's value
+	name  string                  // value of the flag
 	label string                  // beside the axis
-	value func(p *Point) *float64 // nil where the point has none
+	value func(p *Point) *float64 // nil if the point has no value
 }
 
 var (
@@ -32,10 +32,10 @@ var (
 	}
 )
 
-// Across returns the names of what a picture shows from left to right.
+// Across returns the names of the horizontal axes.
 func Across() []string { return names(across) }
 
-// Upward returns the names of what a picture shows from bottom to top.
+// Upward returns the names of the vertical axes.
 func Upward() []string { return names(upward) }
 
 func names(axes []axis) (list []string) {
@@ -45,7 +45,7 @@ func names(axes []axis) (list []string) {
 	return list
 }
 
-// find returns the axis with a name, which is one of Across or Upward.
+// find returns the axis with the given name, one of Across or Upward.
 func find(axes []axis, name string) axis {
 	for _, a := range axes {
 		if a.name == name {
@@ -55,8 +55,8 @@ func find(axes []axis, name string) axis {
 	panic("plot: there is no axis " + name)
 }
 
-// Draw writes a picture of trainings, with linear axes, in the format that the extension of path names. x is one of
-// Across, and y of Upward. Points that have no such values are left out.
+// Draw draws trainings on linear axes and writes the picture in the format of path's extension. x is one of Across,
+// and y of Upward. Points without these values are omitted.
 func Draw(curves []Curve, x, y, title, path string) error {
 	if len(curves) > mostCurves {
 		var all []string
@@ -96,7 +96,7 @@ func Draw(curves []Curve, x, y, title, path string) error {
 		}
 	}
 	p := picture.NewChart(title, label, vertical.label, picture.Right)
-	p.Legend.Top = y == "loss" // which falls
+	p.Legend.Top = y == "loss" // losses fall
 	if p.Legend.Top {
 		p.Legend.YOffs *= -1
 	}
@@ -111,7 +111,7 @@ func Draw(curves []Curve, x, y, title, path string) error {
 	return picture.SaveSmall(p, path)
 }
 
-// instead names flags with which a training can be drawn, "" if none can.
+// instead returns flags that can draw the training, "" if there are none.
 func (c Curve) instead() string {
 	for _, horizontal := range across {
 		for _, vertical := range upward {
@@ -129,7 +129,7 @@ func (c Curve) instead() string {
 	return ""
 }
 
-// byteUnit returns the largest decimal unit in which a number of bytes is at least 1, and how many bytes it has.
+// byteUnit returns the largest decimal unit in which a number of bytes is at least 1, and the unit's size in bytes.
 func byteUnit(bytes float64) (name string, size float64) {
 	name = "B"
 	size = 1.0

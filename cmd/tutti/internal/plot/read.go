@@ -18,14 +18,14 @@ import (
 
 const (
 	longestLine = 64 << 20 // a training of a million tests
-	mostErrors  = 10       // wrong lines that an error names
-	// longestQuote is how many characters of a wrong line an error has.
+	mostErrors  = 10       // wrong lines in one error
+	// longestQuote is the number of characters of a wrong line in an error.
 	longestQuote = 30
 )
 
-// Point is a measurement in the course of a training.
+// Point is one measurement of a training.
 type Point struct {
-	Step      *float64 `json:"step"`       // nil where the line has none, as of all fields
+	Step      *float64 `json:"step"`       // nil if the line has none; the same for all fields
 	Seconds   *float64 `json:"s"`          // of the training
 	SentBytes *float64 `json:"sent_bytes"` // by a rank
 	Accuracy  *float64 `json:"accuracy"`   // in the test, in percent
@@ -38,7 +38,7 @@ type Curve struct {
 	Points []Point // in the file's order
 }
 
-// line is one of a file: a training, or a point of one.
+// line is one line of a file: a training, or a point of one.
 type line struct {
 	Point
 	Name    string  `json:"name"`    // of the point's training
@@ -46,9 +46,9 @@ type line struct {
 	Tests   []Point // of a training; nil for a point
 }
 
-// Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
-// prints it. Any other line is a point; its training is its "name", or else the name of the file. The prefix that tutti
-// launch writes before a rank's line is left out. The error names the lines that are neither.
+// Read returns the trainings of a file in order. A line with tests is a training, as tutti train --json prints it.
+// Any other line is a point of the training with its "name" or, without one, of a training with the file's name. Read
+// strips the prefix that tutti launch writes before a rank's line. Its error names the lines that are neither.
 func Read(name string, r io.Reader) ([]Curve, error) {
 	f := file{name: strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))}
 	lines := bufio.NewScanner(r)
@@ -74,14 +74,14 @@ func Read(name string, r io.Reader) ([]Curve, error) {
 	return f.curves, errors.Join(errs...)
 }
 
-// rankPrefix is what tutti launch writes before a line of a rank, with --hosts the host as well.
+// rankPrefix is the prefix that tutti launch writes before a rank's line. With --hosts it includes the host.
 var rankPrefix = regexp.MustCompile(`^(\S+: )?\[ *\d+\] `)
 
-// file is what has been read of one.
+// file is the state of reading one file.
 type file struct {
 	name    string  // without folder and extension
 	curves  []Curve // in the file's order
-	advised bool    // an error has said how programs print JSON
+	advised bool    // an error has explained how programs print JSON
 }
 
 // add reads a line.
@@ -110,7 +110,7 @@ func (f *file) add(text string) error {
 	return nil
 }
 
-// addPoint adds a point to the training with a name.
+// addPoint adds a point to the training with the given name.
 func (f *file) addPoint(name string, p Point) error {
 	if err := p.check(); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (f *file) addPoint(name string, p Point) error {
 	return nil
 }
 
-// check returns why a point cannot be drawn in any picture.
+// check returns an error if no picture can show the point.
 func (p *Point) check() error {
 	if p.Step == nil && p.Seconds == nil && p.SentBytes == nil {
 		return errors.New(`none of "step", "s" and "sent_bytes"`)
@@ -136,7 +136,7 @@ func (p *Point) check() error {
 	return nil
 }
 
-// reason is why a line cannot be read, in the words of its writer.
+// reason explains in the writer's terms why a line cannot be read.
 func (f *file) reason(text string, err error) error {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) && kind.Field != "" {
@@ -154,7 +154,7 @@ func (f *file) reason(text string, err error) error {
 	return fmt.Errorf("no JSON object: %w", err)
 }
 
-// shortened is the beginning of a line.
+// shortened returns the beginning of a line.
 func shortened(text string) string {
 	if runes := []rune(text); len(runes) > longestQuote {
 		return string(runes[:longestQuote]) + "…"
@@ -162,7 +162,7 @@ func shortened(text string) string {
 	return text
 }
 
-// finite reports whether a value is there and can be drawn.
+// finite reports whether a value exists and can be drawn.
 func finite(v *float64) bool {
 	return v != nil && !math.IsInf(*v, 0) && !math.IsNaN(*v)
 }

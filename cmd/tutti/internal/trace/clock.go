@@ -9,17 +9,17 @@ import (
 	"github.com/tutti-go/tutti/internal/dump"
 )
 
-// Clock is what a rank's times were moved by, so that no call ends before what it waits for has begun.
+// Clock is the correction of a rank's times, chosen so that no call ends before the calls that it waits for have
+// begun.
 //
-// A collective in which each rank needs all others ends nowhere before all have called it, and a message
-// arrives after it was sent. So each pair of such times bounds the difference of two clocks, from below or
-// from above, and many of them bound it closely: to the time that the fastest message takes there and back
-// (the idea of F. Cristian, "Probabilistic clock synchronization", 1989). Clocks that obey the bounds are
-// left as they are; others are moved to the middle between them.
+// A collective in which each rank needs all others ends on no rank before all have called it, and a message arrives
+// after it was sent. Each pair of such times bounds the difference of two clocks from below or above. Many pairs
+// bound it closely: to the round-trip time of the fastest message (F. Cristian, "Probabilistic clock
+// synchronization", 1989). Clocks within the bounds stay unchanged; other clocks move to the middle of the bounds.
 type Clock struct {
 	Rank   int     `json:"rank"`      // of the world
 	Offset float64 `json:"offset_us"` // added to its times, in microseconds
-	Within float64 `json:"within_us"` // half the distance of the bounds; -1: there were none
+	Within float64 `json:"within_us"` // half the distance of the bounds; -1 without bounds
 }
 
 // offset is Offset in nanoseconds.
@@ -27,7 +27,7 @@ func (c Clock) offset() int64 {
 	return int64(math.Round(c.Offset * 1e3))
 }
 
-// String is as in "rank 1: moved by 120 µs, within 15 µs".
+// String describes the correction, such as "rank 1: moved by 120 µs, within 15 µs".
 func (c Clock) String() string {
 	if c.Within < 0 {
 		return fmt.Sprintf("rank %d: not moved: nothing compares its clock with the others'", c.Rank)
@@ -35,10 +35,10 @@ func (c Clock) String() string {
 	return fmt.Sprintf("rank %d: moved by %.0f µs, within %.0f µs", c.Rank, c.Offset, c.Within)
 }
 
-// unbounded is more than any difference of clocks.
+// unbounded exceeds any difference of clocks.
 const unbounded = math.MaxInt64 / 4
 
-// clocks returns what moves the records' times to those of the first one, in their order.
+// clocks returns the offsets that move the records' times to the first record's clock, in the records' order.
 func clocks(records []diagnose.Record) []Clock {
 	ahead := bounds{}
 	for group := range groupsOfAll(records) {
@@ -62,11 +62,11 @@ func clocks(records []diagnose.Record) []Clock {
 	return out
 }
 
-// bounds has, for pairs of records, the most in nanoseconds that can be added to the clock of the first if nothing
-// is added to the clock of the second.
+// bounds holds, for pairs of records, the most nanoseconds that can be added to the first one's clock if the second
+// one's stays unchanged.
 type bounds map[[2]int]int64
 
-// before notes that something at i, by its clock, came before something at j, by that one's.
+// before records that an event at i, by i's clock, preceded an event at j, by j's clock.
 func (b bounds) before(i int, cause int64, j int, effect int64) {
 	pair := [2]int{i, j}
 	if old, ok := b[pair]; !ok || effect-cause < old {
@@ -74,13 +74,13 @@ func (b bounds) before(i int, cause int64, j int, effect int64) {
 	}
 }
 
-// relays is how many others a bound may go through.
+// relays is the largest number of records between the two ends of a bound.
 const relays = 8
 
-// from returns the bounds of all records beside the first, through others where they compare with those only:
-// shortest paths (R. Bellman, "On a routing problem", 1958). Clocks that contradict themselves, since they were
-// set meanwhile, would make paths shorter without end, so their length is bounded. Turned around, it returns those
-// of the first beside all others.
+// from returns the bounds of all records relative to the first. A bound may go through other records if two records
+// have none in common: these are shortest paths (R. Bellman, "On a routing problem", 1958). Clocks that contradict
+// themselves because they were set meanwhile would shorten paths forever, so the number of hops is bounded. With
+// around, from returns the bounds of the first record relative to all others.
 func (b bounds) from(n int, around bool) []int64 {
 	paths := make([]int64, n)
 	for i := range paths {
@@ -118,9 +118,9 @@ func groupsOfAll(records []diagnose.Record) map[string]bool {
 	return names
 }
 
-// meeting are the times of a collective.
+// meeting holds the times of a collective on one rank.
 type meeting struct {
-	rank  int   // place in the records
+	rank  int   // index of the record
 	begun int64 // nanoseconds, by the rank's clock
 	ended int64 // the same
 }
@@ -136,7 +136,7 @@ func boundByCollectives(b bounds, records []diagnose.Record, group string) {
 		}
 	}
 	for _, all := range met {
-		first := all[0] // all pairs would bound no closer in the end, and be too many of a thousand ranks
+		first := all[0] // all pairs would give no closer bounds, and be too many for a thousand ranks
 		for _, peer := range all[1:] {
 			b.before(first.rank, first.begun, peer.rank, peer.ended)
 			b.before(peer.rank, peer.begun, first.rank, first.ended)
@@ -154,16 +154,16 @@ var meetings = map[string]bool{
 	comm.OpAllToAll.String():      true,
 }
 
-// meets reports whether a call is such a one. Without elements nothing has to be waited for.
+// meets reports whether a call is in meetings. A call without elements does not wait.
 func meets(e *dump.Entry) bool {
 	waits := e.Tutti.Op == comm.OpBarrier.String() || e.Tutti.Op == comm.OpSplit.String()
 	return meetings[e.Tutti.Op] && (waits || e.Tutti.Count > 0)
 }
 
-// receiveName is how records call a receive.
+// receiveName is the name of a receive in records.
 var receiveName = comm.OpRecv.String()
 
-// boundByMessages compares the clocks of those who exchanged messages.
+// boundByMessages compares the clocks of ranks that exchanged messages.
 func boundByMessages(b bounds, records []diagnose.Record, group string) {
 	sent := map[message]meeting{}
 	received := map[message]meeting{}

@@ -1,6 +1,6 @@
-// Package trace makes a timeline of the flight records of a job, in the Trace Event Format that
-// ui.perfetto.dev and chrome://tracing open: one process for each rank, on one clock, with a track for
-// each kind of span that the program names, one for its waits, and one for each communicator. See
+// Package trace makes a timeline from the flight records of a job, in the Trace Event Format that ui.perfetto.dev and
+// chrome://tracing open. It has one process for each rank, all on one clock, with a track for each kind of span that
+// the program names, one for its waits, and one for each communicator. See
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format).
 package trace
 
@@ -17,22 +17,22 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// File is what the format calls the JSON object format.
+// File is a file in the JSON Object Format of that document.
 type File struct {
 	Events []Event `json:"traceEvents"`     // never nil
 	Unit   string  `json:"displayTimeUnit"` // "ms" or "ns"
-	Other  Other   `json:"otherData"`       // what the format leaves to programs
+	Other  Other   `json:"otherData"`       // data that the format leaves to programs
 }
 
-// Other says how the clocks were put together.
+// Other describes the alignment of the clocks.
 type Other struct {
 	Clocks []Clock `json:"clocks"` // by rank
 }
 
 // Event is one event. Times are in microseconds since the first event of the file.
 type Event struct {
-	Name     string         `json:"name"`           // what viewers show
-	Category string         `json:"cat,omitempty"`  // by which viewers filter
+	Name     string         `json:"name"`           // shown by viewers
+	Category string         `json:"cat,omitempty"`  // filtered by viewers
 	Phase    string         `json:"ph"`             // X: a slice, i: an instant, s and f: ends of an arrow, M: metadata
 	Time     float64        `json:"ts"`             // microseconds since the first event of the file
 	Duration *float64       `json:"dur,omitempty"`  // of a slice
@@ -41,7 +41,7 @@ type Event struct {
 	ID       string         `json:"id,omitempty"`   // of an arrow
 	Bind     string         `json:"bp,omitempty"`   // "e": an arrow ends at the slice around it
 	Scope    string         `json:"s,omitempty"`    // "p": an instant of the whole process
-	Args     map[string]any `json:"args,omitempty"` // what viewers show beside it
+	Args     map[string]any `json:"args,omitempty"` // shown when the event is selected
 }
 
 // The phases.
@@ -59,24 +59,24 @@ type span struct {
 	category   string         // of its event
 	begin, end int64          // in nanoseconds since 1970, on the common clock
 	args       map[string]any // of its event; nil for none
-	message    *message       // that the span is an end of
+	message    *message       // the span is one of its ends; nil for none
 }
 
-// message is what both of its ends agree on.
+// message identifies a message on both of its ends.
 type message struct {
-	group    string // name of the communicator
+	group    string // communicator's name
 	from, to int    // in the group
 	tag      uint32 // of the message
-	nth      int    // of these
+	nth      int    // index among messages with the same fields
 }
 
-// track is spans that do not overlap.
+// track is a list of spans that do not overlap.
 type track struct {
-	name  string // as viewers show it
-	spans []span // in their order
+	name  string // shown by viewers
+	spans []span // in order
 }
 
-// New makes the timeline of records, sorted by rank, at least one.
+// New makes the timeline of at least one record, sorted by rank.
 func New(records []diagnose.Record) *File {
 	f := &File{
 		Events: []Event{},
@@ -102,8 +102,8 @@ func (f *File) Write(w io.Writer) error {
 
 // builder makes the events.
 type builder struct {
-	file   *File             // that gets the events
-	tracks [][]track         // by place in the records
+	file   *File             // receives the events
+	tracks [][]track         // by index of the record
 	first  int64             // time 0 of the file
 	ends   map[message]Event // the first end seen of each message
 }
@@ -137,7 +137,7 @@ func (b *builder) describe(kind string, rank, thread int, args map[string]any) {
 	})
 }
 
-// addSpan adds a slice, and an arrow if it is the second end of a message that is seen.
+// addSpan adds a slice, and an arrow if the span is the second end of a message.
 func (b *builder) addSpan(rank, thread int, s span) {
 	took := micros(s.end - s.begin)
 	e := Event{
@@ -166,13 +166,13 @@ func (b *builder) addSpan(rank, thread int, s span) {
 		to = e
 	}
 	if from.Category == to.Category {
-		return // one of the records is not true
+		return // one of the records is false
 	}
 	b.addArrow(from, to)
 }
 
-// addArrow joins two slices. The viewers drop an arrow that goes back in time, as it may where the clocks
-// are known less exactly than a message is fast; so it ends where the receiving slice does.
+// addArrow joins two slices. Viewers drop an arrow that goes back in time, which can happen if a message is faster
+// than the clocks are accurate, so the arrow ends at the end of the receiving slice.
 func (b *builder) addArrow(from, to Event) {
 	id := strconv.Itoa(len(b.file.Events))
 	begin := Event{
@@ -214,10 +214,10 @@ func (b *builder) addFailures(r diagnose.Record, offset int64) {
 	}
 }
 
-// micros is a time in nanoseconds in microseconds.
+// micros converts nanoseconds to microseconds.
 func micros(ns int64) float64 { return float64(ns) / 1e3 }
 
-// firstTime is when the first of all spans begins.
+// firstTime is the begin of the earliest span.
 func firstTime(tracks [][]track) int64 {
 	var first int64
 	for _, all := range tracks {
@@ -241,7 +241,7 @@ const (
 	categoryReceive    = "receive"
 )
 
-// tracksOf returns the tracks of a rank, its times moved by offset nanoseconds.
+// tracksOf returns the tracks of a rank with its times moved by offset nanoseconds.
 func tracksOf(r diagnose.Record, offset int64) []track {
 	var names []string
 	spans := map[string][]span{}
@@ -280,7 +280,7 @@ func tracksOf(r diagnose.Record, offset int64) []track {
 // worldName is the name of the first communicator in a record.
 const worldName = "0"
 
-// groupsOf returns the names of a rank's communicators, in the order in which they were made.
+// groupsOf returns the names of a rank's communicators in the order of their creation.
 func groupsOf(r diagnose.Record) []string {
 	var names []string
 	first := map[string]int{}
@@ -297,11 +297,11 @@ func groupsOf(r diagnose.Record) []string {
 	return names
 }
 
-// calls returns a rank's calls of a communicator. A call that is not known to be done ends with the record.
+// calls returns a rank's calls of a communicator. A call that is not known to have ended ends with the record.
 func calls(r diagnose.Record, group string, offset int64) []span {
 	var out []span
 	in := r.Tutti.Comms[group]
-	whole := true // nothing was forgotten, so that the nth message is that on both of its ends
+	whole := true // the record is complete, so the nth message is the same on both ends
 	nth := map[message]int{}
 	for _, e := range r.Entries {
 		if e.ProcessGroup[0] != group || e.Tutti.Left {
@@ -349,7 +349,7 @@ func calls(r diagnose.Record, group string, offset int64) []span {
 	return out
 }
 
-// argsOf are shown when a slice is selected.
+// argsOf returns the details that viewers show when a slice is selected.
 func argsOf(e *dump.Entry) map[string]any {
 	args := map[string]any{"call": printable.Text(e.Tutti.Call)}
 	if e.P2P {
@@ -367,8 +367,8 @@ func argsOf(e *dump.Entry) map[string]any {
 	return args
 }
 
-// layOut puts spans on as few tracks as there are spans at the same time: the viewers take those that overlap
-// on one track for calls within calls.
+// layOut distributes spans over the fewest possible tracks. Viewers take overlapping spans on one track for calls
+// within calls.
 func layOut(name string, spans []span) []track {
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.begin, b.begin) })
 	var tracks []track

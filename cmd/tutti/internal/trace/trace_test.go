@@ -24,8 +24,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestTimeline makes the timeline of three ranks that use all kinds of calls, and holds it against the
-// rules of the format.
+// TestTimeline makes the timeline of three ranks that use all kinds of calls, and checks it against the rules of the
+// format.
 func TestTimeline(t *testing.T) {
 	const ranks = 3
 	const rounds = 4
@@ -40,7 +40,7 @@ func TestTimeline(t *testing.T) {
 		if err == nil {
 			records[c.Rank()], err = diagnose.Read(fmt.Sprint(c.Rank()), &text)
 		}
-		return errors.Join(err, c.Barrier(ctx)) // nobody leaves before all have their records
+		return errors.Join(err, c.Barrier(ctx)) // no rank leaves before all have their records
 	})
 	require.NoError(t, err)
 	var text bytes.Buffer
@@ -101,7 +101,7 @@ func exercise(ctx context.Context, r *record.Recorder, rounds int) error {
 	return child.Barrier(ctx)
 }
 
-// parse reads a timeline, and checks what the format asks for.
+// parse reads a timeline and checks that it conforms to the format.
 func parse(t *testing.T, text []byte) []Event {
 	t.Helper()
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -111,7 +111,7 @@ func parse(t *testing.T, text []byte) []Event {
 	assert.Contains(t, []string{"ms", "ns"}, f.Unit)
 	ends := map[[2]int]float64{}   // by process and thread
 	open := map[string]Event{}     // arrows by name, category and id
-	known := map[[2]int]bool{}     // threads that have a name
+	known := map[[2]int]bool{}     // threads with a name
 	slices := map[[2]int][]Event{} // by process and thread
 	for _, e := range f.Events {
 		place := [2]int{e.Process, e.Thread}
@@ -150,7 +150,8 @@ func parse(t *testing.T, text []byte) []Event {
 	return f.Events
 }
 
-// TestFailure marks why a rank has failed, and shows what it waits for to the end of its record.
+// TestFailure marks the reason of a rank's failure, and shows the call that the rank waits for up to the end of its
+// record.
 func TestFailure(t *testing.T) {
 	const text = `{"version":"2.10","tutti":{"rank":0,"world_size":2,"time_ns":9000,"communicators":{"0":{"rank":0,"size":2,
 		"failure":{"time_ns":8000,"error":"lost\u001b[31m"}}}},"entries":[{"process_group":["0",""],"time_created_ns":4000,
@@ -170,8 +171,8 @@ func TestFailure(t *testing.T) {
 	assert.NotContains(t, failure.Args["error"], "\x1b")
 }
 
-// TestClocks has ranks with wrong clocks meet in barriers and exchange messages that take random times, and
-// compares what their records tell of the clocks with what they are.
+// TestClocks has ranks with wrong clocks meet in barriers and exchange messages that take random times. It compares
+// the offsets found in their records with the true offsets.
 func TestClocks(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -184,7 +185,7 @@ func TestClocks(t *testing.T) {
 			require.GreaterOrEqual(t, c.Within, 0.0)
 			assert.LessOrEqual(t, c.Within, 1000.0, "µs, what a barrier takes")
 			wrong := math.Abs(c.Offset - truth[i])
-			if c.Offset == 0 { // obeys the bounds as it is
+			if c.Offset == 0 { // within the bounds already
 				assert.LessOrEqual(t, wrong, 2*c.Within+1e-3, "rank %d", i)
 				continue
 			}
@@ -193,7 +194,7 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestClocksOfMessages compares clocks by messages alone, of ranks in a chain.
+// TestClocksOfMessages compares the clocks of ranks in a chain by messages alone.
 func TestClocksOfMessages(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -207,15 +208,15 @@ func TestClocksOfMessages(t *testing.T) {
 	}
 }
 
-// TestClocksUnknown leaves a clock as it is that nothing compares with the others'.
+// TestClocksUnknown leaves a clock unchanged if no event compares it with the others.
 func TestClocksUnknown(t *testing.T) {
 	records, _ := wrongClocks(rand.New(rand.NewPCG(1, 1)), 2, 0, 1)
 	assert.Equal(t, []Clock{{Rank: 0}, {Rank: 1, Within: -1}}, clocks(records))
 	assert.Contains(t, clocks(records)[1].String(), "nothing compares")
 }
 
-// wrongClocks makes records of events, of which that share are barriers and the others messages between
-// neighbors, and returns them with what makes their times true, in µs.
+// wrongClocks makes records of events: the fraction barriers are barriers, the others messages between neighbors. It
+// returns them with the offsets, in µs, that correct their times.
 func wrongClocks(rng *rand.Rand, ranks, events int, barriers float64) ([]diagnose.Record, []float64) {
 	records := make([]diagnose.Record, ranks)
 	wrong := make([]int64, ranks)
