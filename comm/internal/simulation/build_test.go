@@ -1,14 +1,14 @@
 //go:build !simulated
 
-// Package simulation runs what waits in this repository in seeded simulations. Its tests build a
-// binary of the files with the tag simulated, in which the packages of [simulated] get their locks,
-// goroutines and connections from package internal/sim, and run it.
+// Package simulation runs this repository's concurrent code in seeded simulations. Its tests build a binary from the
+// files with the tag simulated, in which the packages in [simulated] get their locks, goroutines and connections from
+// package internal/sim, and run it.
 //
-// A seed fixes the program that the ranks run, the network, the faults, and the interleaving of
-// goroutines. It does not fix random numbers of cryptography, which change no event. In the long runs
-// (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS) and in replays (TUTTI_SIM_SEED), the choice of select
-// among cases that are ready, and the order of maps, follow from the virtual time as well, by changes to the
-// runtime; TestReplay compares the traces of runs. A failure prints the seed, and the last events.
+// A seed fixes the program of the ranks, the network, the faults, and the interleaving of goroutines. It does not fix
+// random numbers of cryptography, which change no event. In long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS,
+// TUTTI_SIM_EVENTS) and in replays (TUTTI_SIM_SEED), changes to the runtime make select's choice among ready cases,
+// and the order of maps, follow from the virtual time as well. TestReplay compares the traces of runs. A failure
+// prints the seed and the last events.
 package simulation
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/tutti-go/tutti/internal/mutate"
 )
 
-// simulated are the packages in which all goroutines go from point to point.
+// simulated are the packages whose goroutines all run from point to point.
 var simulated = []string{
 	"comm", "comm/backend", "comm/checked", "comm/internal/peers", "comm/internal/schedule", "comm/internal/trees", "comm/local",
 	"comm/record", "comm/rendezvous", "comm/store", "comm/tcp", "internal/gate", "internal/poll", "internal/tally",
@@ -43,14 +43,14 @@ const (
 	scheduler = "simulated_by"
 )
 
-// change replaces a text of a file, once.
+// change replaces a text that occurs once in a file.
 type change struct{ file, old, new string }
 
-// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep.
+// The simulation answers instead of the operating system, and waiting ranks poll less often before they sleep.
 var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
-	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on its own host
+	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on a separate host
 	{"comm/internal/schedule/segment.go", "const wholeSharedLimit = 16 << 10", "const wholeSharedLimit = 400"},
 	{"comm/internal/schedule/segment.go", "const pairBlockBytes = 256 << 10", "const pairBlockBytes = 2 << 10"},
 	{"comm/internal/schedule/segment.go", "shortBlock  = 128 << 10", "shortBlock  = 2 << 10"},
@@ -68,26 +68,26 @@ var slow = []change{
 	{"comm/tcp/lane.go", "memory[0] = l.head[0]", scheduler + ".Linger(); memory[0] = l.head[0]"},
 }
 
-// Of several cases that are ready, and of the entries of a map, the runtime takes any. The rest makes a point cheaper.
+// The runtime chooses randomly among ready cases and orders maps randomly. The other changes make points cheaper.
 var determined = []change{
 	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))",
 		"j := cheaprandn(uint32(norder + 1)); if b := getg().bubble; b != nil { j = uint32((uint64(b.now) + uint64(norder)) * 0x9e3779b97f4a7c15 >> 33) % uint32(norder+1) }"},
 	{"runtime/rand.go", "func maps_rand() uint64 {\n\treturn rand()\n",
 		"func maps_rand() uint64 {\n\tif b := getg().bubble; b != nil { return uint64(b.now) * 0x9e3779b97f4a7c15 }\n\treturn 0\n"},
-	// The compiler has maps that do not escape begin with a number of rand.
+	// The compiler makes maps that do not escape begin with a number from rand.
 	{"runtime/rand.go", "func rand() uint64 {\n", "func rand() uint64 {\n\tif b := getg().bubble; b != nil {\n\t\treturn b.draw()\n\t}\n"},
 	{"runtime/synctest.go", "type synctestBubble struct {\n", "type synctestBubble struct {\n\tdrawn   uint64 // numbers of rand\n\tdrawing int64  // when\n"},
-	// Where a large map has its entries follows from the keys of the hash functions, which every process chooses anew.
+	// The hash functions' keys determine where a large map has its entries. Every process draws new keys.
 	{"runtime/alg.go", "\t\tkey[i] = bootstrapRand()\n", "\t\tkey[i] = uint64(i+1) * 0x9e3779b97f4a7c15\n"},
 	{"runtime/alg.go", "\t\thashkey[i] = uintptr(bootstrapRand())\n", "\t\thashkey[i] = uintptr(uint64(i+1) * 0x9e3779b97f4a7c15)\n"},
-	// A sleep that nothing comes before is over at once, and who sleeps last moves the clock itself.
+	// A sleep ends at once if nothing precedes its end, and the last goroutine to sleep advances the clock itself.
 	{"runtime/time.go", "\tgp.sleepWhen = when\n", "\tgp.sleepWhen = when\n\tif gp.bubble != nil && gp.bubble.leap(when) {\n\t\treturn\n\t}\n"},
 	{"runtime/synctest.go", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.maybeWakeLocked()\n", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.advance(bubble.maybeWakeLocked())\n"},
 	{"runtime/synctest.go", "var bubbleGen atomic.Uint64", leaps + "\nvar bubbleGen atomic.Uint64"},
 }
 
-// leaps are what a simulation adds to bubbles: leap and advance do what their root does, in the same order, without a
-// switch to it.
+// leaps is the simulation's addition to bubbles: leap and advance act as their root does, in the same order, without
+// a switch to it.
 const leaps = `
 // draw returns a number that follows from the time and from how many were drawn at that time.
 //
@@ -131,21 +131,21 @@ func (bubble *synctestBubble) advance(wake *g) *g {
 }
 `
 
-// calls are functions and types that packages get from the simulation.
+// calls are the functions and types that the simulation provides to packages.
 var calls = map[string]string{
 	"runtime.Gosched": "Pause", "runtime.GOMAXPROCS": "Processors", "time.AfterFunc": "AfterFunc", "context.AfterFunc": "AfterContext",
 	"net.Dialer": "Dialer", "net.ListenConfig": "ListenConfig", "net.Listen": "Listen", "rand.Uint64": "RandomNumber", "rand.IntN": "RandomIntN", "rand.Text": "RandomText",
 }
 
-// seeded are what a package may have of one that makes random numbers: the rest is the simulation's.
+// seeded are the names that a package may use from one that makes random numbers. The simulation provides the others.
 var seeded = []string{"New", "NewPCG", "Rand", "Reader"}
 
-// used keeps the import of what a file may not use any more.
+// used keeps imports that a changed file no longer uses.
 var used = map[string]string{
 	"runtime": "var _ runtime.Error", "time": "var _ time.Duration", "context": "var _ context.Context", "net": "var _ net.Conn", "syscall": "var _ syscall.Errno", "math/rand/v2": "var _ rand.Source", "crypto/rand": "var _ = rand.Reader",
 }
 
-// build makes the binary, with mutants in it of which TUTTI_SIM_MUTANT chooses one.
+// build makes the binary. It contains the mutants, of which TUTTI_SIM_MUTANT selects one.
 func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, err error) {
 	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
@@ -163,7 +163,7 @@ func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, 
 		replace[file] = to
 	}
 	own, _ := filepath.Glob("*_test.go")
-	for _, file := range own { // so that results from before they changed are not in go test's cache
+	for _, file := range own { // so that go test's cache has no results from before they changed
 		_, _ = os.ReadFile(file)
 	}
 	for _, file := range []string{"sched", "network"} {
@@ -205,7 +205,7 @@ func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, 
 	return binary, err
 }
 
-// apply makes the changes of one file.
+// apply makes the changes to one file.
 func apply(t *testing.T, name, text string, changes []change) string {
 	for _, c := range changes {
 		if c.file == name {
@@ -216,7 +216,7 @@ func apply(t *testing.T, name, text string, changes []change) string {
 	return text
 }
 
-// withMutants puts the mutants of a file into it.
+// withMutants inserts the mutants of a file into it.
 func withMutants(t *testing.T, name, text string, mutants []mutant) string {
 	var variants []mutate.Variant
 	for i, m := range mutants {
@@ -229,7 +229,7 @@ func withMutants(t *testing.T, name, text string, mutants []mutant) string {
 	return changed
 }
 
-// instrument puts points into a file.
+// instrument inserts points into a file.
 func instrument(t *testing.T, text string) string {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, "", text, parser.ParseComments)
@@ -287,7 +287,7 @@ func instrument(t *testing.T, text string) string {
 	insert(file.Name.End(), "; import "+scheduler+" "+strconv.Quote(module+"internal/sim"))
 	slices.SortStableFunc(edits, func(a, b edit) int { return b.at - a.at })
 	for i := 0; i < len(edits); {
-		// Of those at one place, the first stays first.
+		// The order of points at one place stays.
 		j := i
 		for j < len(edits) && edits[j].at == edits[i].at {
 			j++
@@ -300,7 +300,7 @@ func instrument(t *testing.T, text string) string {
 	return text + tail + "\nvar _ = " + point[:len(point)-2] + "\n"
 }
 
-// communicates reports whether a statement itself uses a channel.
+// communicates reports whether a statement uses a channel, apart from its nested statements.
 func communicates(s ast.Stmt) (found bool) {
 	switch s.(type) {
 	case *ast.SelectStmt:
@@ -326,7 +326,7 @@ func communicates(s ast.Stmt) (found bool) {
 	return found
 }
 
-// simulate runs a binary with variables for its TestSeeds.
+// simulate runs TestSeeds of a binary with environment variables.
 func simulate(t *testing.T, binary, test string, variables ...string) (string, error) {
 	c := exec.CommandContext(t.Context(), binary, "-test.run", "^"+test+"$", "-test.timeout", "0", "-test.v")
 	c.Env = append(append(os.Environ(), "GOMAXPROCS=1", "GOGC=400"), variables...)
@@ -334,16 +334,16 @@ func simulate(t *testing.T, binary, test string, variables ...string) (string, e
 	return string(out), err
 }
 
-// here skips where there is no go command, or programs of it do not run.
+// here skips the test if there is no go command or its programs do not run.
 func here(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil || testing.Short() || runtime.GOOS != "linux" {
 		t.Skip("builds a program with the go command, on Linux")
 	}
 }
 
-// TestSimulation runs seeds that are always the same, then some seconds of new ones if
-// TUTTI_SIM_SECONDS says so, or TUTTI_SIM_RUNS of them, or those in which members of elastic jobs have
-// TUTTI_SIM_EVENTS events, or one if TUTTI_SIM_SEED names it as the report of a failure does.
+// TestSimulation runs fixed seeds. It then runs new ones for TUTTI_SIM_SECONDS, or TUTTI_SIM_RUNS of them, or seeds
+// in which members of elastic jobs have TUTTI_SIM_EVENTS events. TUTTI_SIM_SEED runs one seed, as the report of a
+// failure says.
 func TestSimulation(t *testing.T) {
 	here(t)
 	long := slices.ContainsFunc([]string{"TUTTI_SIM_SECONDS", "TUTTI_SIM_RUNS", "TUTTI_SIM_EVENTS", "TUTTI_SIM_SEED"}, func(name string) bool { return os.Getenv(name) != "" })
@@ -354,8 +354,8 @@ func TestSimulation(t *testing.T) {
 	t.Log(out)
 }
 
-// TestReplay runs seeds twice, in two processes, and compares everything that happened. It builds the runtime
-// anew; set TUTTI_EXTENDED.
+// TestReplay runs seeds twice, in two processes, and compares all events. It rebuilds the runtime; set
+// TUTTI_EXTENDED.
 func TestReplay(t *testing.T) {
 	here(t)
 	if os.Getenv("TUTTI_EXTENDED") == "" {
@@ -371,7 +371,7 @@ func TestReplay(t *testing.T) {
 	require.Equal(t, lines(traces[0]), lines(traces[1]))
 }
 
-// lines are the lines of traces.
+// lines returns the lines of traces.
 func lines(out string) (traces []string) {
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, "trace ") {

@@ -24,29 +24,29 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// job is an elastic one. Nobody knows more of the steps than their members did, so that two halves that both
-// go on, or a step that only some have committed, contradict each other.
+// job is an elastic job. Its only knowledge of the steps comes from their members, so two halves that both go on, or
+// a step that only some have committed, contradict each other.
 type job struct {
 	*play
-	kind    string       // what reduces: "", sparse.TopkA, "ddp"
+	kind    string       // reducer: "", sparse.TopkA, "ddp"
 	server  *sim.Node    // of the store
-	fronts  []*front     // that serve it to members; empty if the server does
-	members []*simulated // that live
+	fronts  []*front     // proxies of the store; empty if members use the server
+	members []*simulated // live members
 	all     []*simulated
 	steps   map[uint64]*made
 	until   uint64    // number of steps
-	calm    time.Time // when all are in reach again
+	calm    time.Time // when all can be reached again
 	silence time.Duration
-	pace    time.Duration // the longest time that a step computes
+	pace    time.Duration // longest time to compute a step
 	judge   judge         // of writes to the server
 }
 
-// made is a step, as its members say.
+// made is a step as its members report it.
 type made struct {
 	epoch   uint64
 	members []string
 	result  []float32            // of the exchange
-	values  []float32            // the parameters behind it
+	values  []float32            // the parameters after it
 	before  map[string][]float32 // the residuals, by member
 	after   map[string][]float32
 }
@@ -64,12 +64,12 @@ type simulated struct {
 	reducer  *sparse.Reducer
 	sums     *ddp.Gradients
 	done     uint64 // steps
-	epoch    uint64 // of the last one
-	fresh    bool   // its state is another member's
+	epoch    uint64 // of the last step
+	fresh    bool   // its state is from another member
 	dead     bool
 	leaves   bool
-	cut      bool // from the store, as Next has said last
-	hangs    bool // in its next step, until it is false again
+	cut      bool // from the store, as Next last said
+	hangs    bool // in its next step, until it becomes false again
 	err      error
 	cancel   context.CancelFunc
 	ended    chan struct{}
@@ -77,7 +77,7 @@ type simulated struct {
 
 const numbers = 24 // of parameters
 
-// part is a member's gradient: small integers, so that sums are exact.
+// part returns a member's gradient: small integers, so that sums are exact.
 func part(seed uint64, name string, step uint64, i int) float32 {
 	for _, b := range []byte(name) {
 		seed = sim.Mix(seed, uint64(b))
@@ -135,14 +135,14 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// jobTrainer is what a member trains with, and how many steps it has made.
+// jobTrainer is a member's trainer and its number of steps.
 type jobTrainer struct {
 	elastic.Trainer
 	*simulated
 	close func() error
 }
 
-// newTrainer makes what reduces gradients, of which there are three kinds.
+// newTrainer makes a reducer of gradients of one of three kinds.
 func (m *simulated) newTrainer(ctx context.Context) (*jobTrainer, error) {
 	alone := noop.New(m.rt)
 	reduce := sparse.Config{Pattern: sparse.TopkA, Density: 0.1}
@@ -171,7 +171,7 @@ func (t *jobTrainer) Restore(ctx context.Context, states ...[]byte) error {
 	return t.Trainer.Restore(ctx, states[0][8:])
 }
 
-// reducer is a sparse.Reducer as an elastic.Trainer.
+// reducer adapts a sparse.Reducer to elastic.Trainer.
 type reducer struct{ *sparse.Reducer }
 
 // Rebind implements [elastic.Trainer].
@@ -193,7 +193,7 @@ func (m *simulated) residuals() ([]*runtime.Tensor, error) {
 	return nil, nil
 }
 
-// residual is a copy of the member's residual.
+// residual copies the member's residual.
 func (m *simulated) residual() (all []float32) {
 	for _, t := range must(m.residuals()) {
 		all = append(all, must(cpu.Slice[float32](t))...)
@@ -201,7 +201,7 @@ func (m *simulated) residual() (all []float32) {
 	return all
 }
 
-// train makes steps.
+// train makes the steps of a member.
 func (m *simulated) train(ctx context.Context) error {
 	var failed error
 	for {
@@ -242,7 +242,7 @@ func (m *simulated) train(ctx context.Context) error {
 	}
 }
 
-// step makes one.
+// step makes one step.
 func (m *simulated) step(ctx context.Context, e *elastic.Epoch) (err error) {
 	if e.Comm.WorldSize() != len(e.Members) || e.Members[e.Comm.Rank()] != m.name {
 		m.fail("%s is rank %d of %d in an epoch of %v", m.name, e.Comm.Rank(), e.Comm.WorldSize(), e.Members)
@@ -307,7 +307,7 @@ func (j *job) replay() {
 		if s == nil {
 			j.fail("nobody has made step %d of %d", step, len(j.steps))
 		}
-		sum := make([]float32, numbers) // what went in, less what is left
+		sum := make([]float32, numbers) // the input minus what remains in residuals
 		for _, name := range s.members {
 			for i := range sum {
 				sum[i] += part(j.Seed, name, step, i)
@@ -319,7 +319,7 @@ func (j *job) replay() {
 				j.inherits(name, own, last, s)
 			}
 		}
-		if len(s.before) == len(s.members) && !slices.Equal(sum, s.result) { // all live to tell
+		if len(s.before) == len(s.members) && !slices.Equal(sum, s.result) { // all are alive to report their residuals
 			j.fail("step %d of %v: %v went in, and %v came out", step, s.members, sum, s.result)
 		}
 		for i := range values {
@@ -332,7 +332,8 @@ func (j *job) replay() {
 	}
 }
 
-// inherits fails unless a member has its residual from its last step, or none, and those of members that left in between.
+// inherits fails unless a member has its residual from its last step or none, plus residuals of members that left in
+// between.
 func (j *job) inherits(name string, own []float32, last, s *made) {
 	left := [][]float32{}
 	for _, other := range j.all {
@@ -342,7 +343,7 @@ func (j *job) inherits(name string, own []float32, last, s *made) {
 	}
 	was := last.after[name]
 	if was == nil || slices.Max(own) == 0 {
-		was = make([]float32, len(own)) // it has joined
+		was = make([]float32, len(own)) // it has just joined
 	}
 	for subset := range 1 << len(left) {
 		sum := slices.Clone(was)
@@ -358,7 +359,7 @@ func (j *job) inherits(name string, own []float32, last, s *made) {
 	j.fail("%s has the residual %v, and had %v; %d left", name, own, was, len(left))
 }
 
-// converge waits until those who live, and nobody else, make steps together.
+// converge waits until exactly the live members make steps together.
 func (j *job) converge(what string) { j.convergeIn(what, 60*time.Second) }
 
 func (j *job) convergeIn(what string, limit time.Duration) {
@@ -387,12 +388,12 @@ func (j *job) convergeIn(what string, limit time.Duration) {
 	}
 }
 
-// gone takes a member off the list.
+// gone removes a member from the list.
 func (j *job) gone(m *simulated) {
 	j.members = slices.DeleteFunc(j.members, func(o *simulated) bool { return o == m })
 }
 
-// event has something happen.
+// event causes one random event.
 func (j *job) event() {
 	any := j.members[j.IntN(len(j.members))]
 	alone := len(j.members) == 1
@@ -410,7 +411,7 @@ func (j *job) event() {
 		if j.spare(any) {
 			j.leave(any)
 		}
-	case kind == 3: // is lost while it joins
+	case kind == 3: // a member lost while it joins
 		m := j.join()
 		sim.Sleep(j.Between(0, 60*time.Millisecond))
 		j.kill(m)
@@ -453,7 +454,7 @@ func (j *job) event() {
 		j.hang(any)
 	case len(j.fronts) > 0 && j.Chance(2):
 		j.loseFront()
-	case j.Chance(2): // the store is slow
+	case j.Chance(2): // a slow store
 		away := j.away(4)
 		j.server.Freeze()
 		sim.AfterFunc(away, j.server.Thaw)
@@ -462,8 +463,8 @@ func (j *job) event() {
 	}
 }
 
-// away is how long somebody is out of reach, a few times of silence at most. A member that is out of the store's reach for
-// longer than five times that, by one fault after another, has made steps that the others make again.
+// away draws how long a node is out of reach: at most a few times silence. A member that cannot reach the store for
+// more than five times silence, through successive faults, has made steps that the others repeat.
 func (j *job) away(most time.Duration) time.Duration {
 	events++
 	most = min(most, 4)
@@ -475,7 +476,7 @@ func (j *job) away(most time.Duration) time.Duration {
 	return d
 }
 
-// spare reports whether the job can do without a member: another one has the state, and is in reach.
+// spare reports whether the job can lose a member: another one has the state and can be reached.
 func (j *job) spare(m *simulated) bool {
 	sim.Sleep(max(time.Until(j.calm), 0))
 	last := j.steps[uint64(len(j.steps)-1)]
@@ -493,7 +494,8 @@ func (j *job) leave(m *simulated) {
 	}
 }
 
-// hang has a member live, and not come to the exchange of a step. The others go on without it, and with it once it goes on.
+// hang keeps a live member from the exchange of a step. The others go on without it, and with it again once it
+// continues.
 func (j *job) hang(m *simulated) {
 	if !j.spare(m) {
 		return
@@ -512,7 +514,7 @@ func (j *job) hang(m *simulated) {
 	j.members = append(j.members, m)
 }
 
-// patience is how long members wait for one that hangs.
+// patience is the time that members wait for one that hangs.
 func (j *job) patience() time.Duration { return 6 * j.silence }
 
 // kill ends a member's process, or its host.
@@ -524,11 +526,11 @@ func (j *job) kill(m *simulated) {
 	j.Kill(m.node, j.Chance(3))
 }
 
-// playElastic has members join, leave, be killed, stopped and cut off from each other and from the store. They make the
-// steps that they would make without faults, and nobody waits forever. In wild seeds faults do not wait for each other.
+// playElastic has members join, leave, be killed, stopped, and cut off from each other and the store. They make the
+// same steps as without faults, and none waits forever. In wild seeds a fault does not wait for the end of another.
 func playElastic(p *play) { playJob(p, 0, 40*time.Millisecond) }
 
-// playMembership is that with many events and fewer steps, for which waits look more rarely.
+// playMembership is playElastic with many events and fewer steps. Its waits poll more rarely.
 func playMembership(p *play) {
 	p.Rarely = true
 	playJob(p, 60, 400*time.Millisecond)

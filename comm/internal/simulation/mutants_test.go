@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// mutant is a defect: a change, and the subject whose seeds find it, or the package whose tests do. why says of one that is
-// not found why it is harmless.
+// mutant is a defect: a change, and the subject whose seeds find it or the package whose tests do. why says why a
+// mutant that nothing finds is harmless.
 type mutant struct {
 	name    string
 	subject string
@@ -44,7 +44,7 @@ const (
 	rollCallFile                       = "distributed/elastic/rollcall.go"
 )
 
-// The first ten were in this repository once, and have been mended.
+// The first ten were once in this repository and have been fixed.
 var mutants = []mutant{
 	{"a sleeper whose small collective others have finished is not woken", "local", change{lotFile, "e.mayFinish() || e.done() ||", "e.done() ||"}, ""},
 	{"the messages of a group wait behind its collectives", "local", change{endpointFile, "[...]bool{true, false}", "[...]bool{false, true}"}, ""},
@@ -159,7 +159,7 @@ var mutants = []mutant{
 	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "k.self.Wishes && k.ends && !k.stays()", "false"}, ""},
 }
 
-// TestMutantTexts sees that the texts are where the mutants expect them.
+// TestMutantTexts checks that the texts are where the mutants expect them.
 func TestMutantTexts(t *testing.T) {
 	for _, m := range mutants {
 		text, err := os.ReadFile("../../../" + m.file)
@@ -168,10 +168,11 @@ func TestMutantTexts(t *testing.T) {
 	}
 }
 
-// seeds is how many a mutant gets at most, and a fifth of it one that is harmless.
+// seeds is the largest number of seeds for a mutant; a harmless one gets a fifth.
 var seeds = map[string]int{"rendezvous": 1500, "schedule": 12000, "segment": 2000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
 
-// TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
+// TestMutants inserts the defects and checks that seeds find each. It plays seeds for many minutes; set
+// TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {
 	here(t)
 	if os.Getenv("TUTTI_EXTENDED") == "" {

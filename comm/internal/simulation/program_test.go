@@ -17,45 +17,45 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// step is a call that all ranks make, what they do with it, and what one of them does instead.
+// step is a call of all ranks, their next action, and the different call of one rank.
 type step struct {
 	op      comm.Op
 	count   int
 	reduce  comm.ReduceOp
-	peer    int // the root; of messages, how far they go
+	peer    int // the root; for messages, the distance to the receiver
 	tag     uint32
 	counts  [][]int // of V-collectives, by rank and rank
 	inPlace bool
 	grouped bool
-	mixed   bool    // several times, in a group with a message for which the next rank waits first
+	mixed   bool    // several calls in a group, with a message that the next rank waits for first
 	colors  []int   // of a Split, by rank
-	then    comm.Op // Sync, Barrier, or none
+	then    comm.Op // Sync, Barrier or none
 }
 
-// fault is what goes wrong with a rank.
+// fault is the fault of one rank.
 type fault struct {
 	kind  string // "" for nothing
 	rank  int
 	at    int // step
 	wait  time.Duration
-	aside bool // an abort comes from another goroutine, some time in the step
-	root  bool // the mistake is another root, not another length
+	aside bool // another goroutine aborts, some time during the step
+	root  bool // another root instead of another length
 }
 
-// program is what the ranks of a world run.
+// program is the program of a world's ranks.
 type program struct {
 	size    int
 	steps   []step
 	fault   fault
 	timeout time.Duration // of waits, 0 for none
-	hasty   bool          // ranks close without a wait for what they have submitted last
+	hasty   bool          // ranks close without waiting for their last submissions
 	pause   time.Duration // how long a process is stopped
-	crowd   int           // goroutines of a rank that wait beside it: those of odd ranks, or of all if it is more than 1
+	crowd   int           // goroutines of a rank that wait beside it: on odd ranks, or on all if it is more than 1
 	idles   atomic.Int32
-	below   atomic.Bool // a sub-communicator has failed, whose errors have other numbers of ranks
+	below   atomic.Bool // a sub-communicator has failed; its errors have other rank numbers
 }
 
-// idleTime is how long a rank that idles does something else before it waits.
+// idleTime is how long an idle rank is busy elsewhere before it waits.
 const idleTime = 700 * time.Millisecond
 
 const message = comm.OpSend
@@ -84,7 +84,7 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 		if s.count > 2000 && !p.Chance(5) {
 			s.count /= 200
 		}
-		if short { // small ones, one behind the other
+		if short { // small ones, one after the other
 			s.op, s.count, s.then = []comm.Op{comm.OpAllReduce, comm.OpAllReduce, comm.OpBroadcast, message}[p.IntN(4)], p.IntN(5), []comm.Op{comm.OpSync, comm.OpBarrier, 0}[p.IntN(3)]
 		}
 		if s.op != comm.OpAllReduce && s.op != message && s.op != comm.OpBroadcast {
@@ -107,10 +107,10 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 			g.fault.wait >>= 10
 		}
 	}
-	if s := &g.steps[g.fault.at]; g.fault.kind == "idle" && longest >= 40_000 && p.Chance(2) { // long enough to be shared out
+	if s := &g.steps[g.fault.at]; g.fault.kind == "idle" && longest >= 40_000 && p.Chance(2) { // long enough to be divided among goroutines
 		s.op, s.count, s.mixed, s.then = comm.OpAllReduce, 40_000, false, comm.OpSync
 		if p.Chance(2) {
-			if s.op = message; p.subject == "local" { // over a link, such a one takes as long as the rank computes
+			if s.op = message; p.subject == "local" { // over a link, such a message takes as long as the rank computes
 				s.count = min(longest, 200_000)
 			}
 		}
@@ -118,7 +118,7 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 	if g.fault.kind == "stall" && p.Chance(2) {
 		g.timeout = p.Between(time.Millisecond, time.Second)
 	}
-	if f := &g.fault; f.kind == "abort" && p.Chance(2) { // while ranks leave a barrier, or long messages are on their way
+	if f := &g.fault; f.kind == "abort" && p.Chance(2) { // while ranks leave a barrier, or long messages are in flight
 		f.aside = !p.hears
 		if f.at > 0 && p.Chance(2) {
 			g.steps[f.at-1].op, g.steps[f.at-1].then = message, comm.OpBarrier
@@ -140,20 +140,20 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 	return g
 }
 
-// value is what a rank sends.
+// value returns an element of a rank's input.
 func value(seed uint64, step, rank, i int) int32 {
 	return int32(sim.Mix(seed, uint64(step)<<40|uint64(rank)<<32|uint64(i))>>40&0xff) - 100
 }
 
 const untouched = -777_777
 
-// call is one step of a rank: what it submits, the memory, and what that is to have.
+// call is one step of a rank: its submission, the memory, and the expected contents.
 type call struct {
 	calls        []comm.Call
 	memory, want [][]int32
 }
 
-// call makes the call of a step. extra elements are the rank's mistake.
+// call makes the call of a step. extra is the number of surplus elements, the rank's mistake.
 func (g *program) call(seed uint64, number, rank, extra int) (k call) {
 	s := &g.steps[number]
 	n, size := s.count, g.size
@@ -184,7 +184,7 @@ func (g *program) call(seed uint64, number, rank, extra int) (k call) {
 		return result
 	}
 	add := func(memory, want []int32) uintptr {
-		memory = append(memory, untouched) // a guard, and an address
+		memory = append(memory, untouched) // a guard word and an address
 		k.memory, k.want = append(k.memory, memory), append(k.want, append(slices.Clone(want), untouched))
 		return hostmem.Addr(memory)
 	}
@@ -260,7 +260,7 @@ func (g *program) call(seed uint64, number, rank, extra int) (k call) {
 		k.calls = append(k.calls, comm.AllGatherVCall(keep(from(rank, 0, counts[rank])), add(empty(all), want), counts, displs, dt))
 	case comm.OpAllToAllV:
 		sends, recvs := slices.Clone(s.counts[rank]), []int(nil)
-		sends[size-1] += extra // whose part is the last
+		sends[size-1] += extra // its part is the last
 		for r := range size {
 			recvs = append(recvs, s.counts[r][rank])
 		}
@@ -284,20 +284,20 @@ func (g *program) call(seed uint64, number, rank, extra int) (k call) {
 	return k
 }
 
-// outcome is how a rank fared.
+// outcome is the result of one rank.
 type outcome struct {
 	err   error
 	step  int
-	calls []call // that are not known to be done
+	calls []call // calls that may be in flight
 	was   [][]int32
 	all   []comm.Communicator
 }
 
-// play runs a rank's part.
+// play runs a rank's part of the program.
 func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank int) (o outcome) {
 	o.all = []comm.Communicator{c}
 	var verify []int
-	var early chan error // of a goroutine that waits since before the step
+	var early chan error // from a goroutine that has waited since before the step
 	wait := func(w comm.Op) error {
 		if w == 0 {
 			return nil
@@ -353,7 +353,7 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 						abort()
 					}
 				case "idle":
-					if p.Seed%2 == 0 { // the others wait already
+					if p.Seed%2 == 0 { // the others are waiting already
 						sim.Sleep(f.wait % (5 * time.Millisecond))
 					}
 				case "leave":
@@ -365,7 +365,7 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 					}
 				}
 			} else if next := (f.rank + 1) % g.size; f.kind == "mismatch" && f.at == number+1 && rank == next && p.Seed%2 == 0 {
-				sim.Sleep(3 * time.Second) // the others have found that all call the same until here
+				sim.Sleep(3 * time.Second) // the others have found that all calls agree up to here
 			} else if f.kind == "abort" && f.at == number && p.hears {
 				if sim.Sleep(time.Second); c.Err() == nil {
 					p.fail("rank %d has not heard in a second that rank %d has aborted", rank, f.rank)
@@ -469,10 +469,10 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 	return o
 }
 
-// errLeaves is what a rank returns that closes its communicator early.
+// errLeaves is the error of a rank that closes its communicator early.
 var errLeaves = errors.New("this rank leaves")
 
-// finish closes what a rank has, and notes its memory: from then on nobody writes there.
+// finish closes a rank's communicators and records its memory: nothing may write there afterwards.
 func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 	note := func() {
 		if o.was == nil {
@@ -492,17 +492,17 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 		cause = o.err
 	}
 	for _, c := range slices.Backward(o.all) {
-		if cause != nil && rank%2 == 0 { // Close does it as well
+		if cause != nil && rank%2 == 0 { // Close does the same
 			c.Abort(cause)
 		}
 		bound := 25 * time.Second
 		if g.fault.kind == "" && !broken {
-			bound = 2*time.Second + g.pause // all come
+			bound = 2*time.Second + g.pause // all ranks close
 		}
 		p.within(bound, fmt.Sprintf("rank %d: Close", rank), func() {
-			if rank%2 == 1 { // two at once
+			if rank%2 == 1 { // two goroutines at once
 				second := make(chan struct{})
-				var first error // if that one closes it
+				var first error // of the other goroutine, if it closes first
 				sim.Go(func() {
 					defer close(second)
 					first = c.Close()
@@ -522,7 +522,7 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 			}
 		})
 	}
-	told := g.fault.kind == "mismatch" || g.fault.kind == "abort" && g.fault.rank == rank // so Close returns nil
+	told := g.fault.kind == "mismatch" || g.fault.kind == "abort" && g.fault.rank == rank // Close returns nil
 	for _, k := range o.calls {
 		for i, m := range k.memory {
 			if o.err == nil && !told && !slices.Equal(m, k.want[i]) {
@@ -534,7 +534,7 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 	p.Event("closed: %v", o.err)
 }
 
-// checkMemory fails if memory has changed after the rank was told that nobody touches it.
+// checkMemory fails if memory has changed after the rank learned that nothing touches it any more.
 func (o *outcome) checkMemory(p *play, rank int) {
 	i := 0
 	for _, k := range o.calls {
@@ -547,8 +547,7 @@ func (o *outcome) checkMemory(p *play, rank int) {
 	}
 }
 
-// judge compares how the ranks fared with what had gone wrong. named are ranks of which an error may
-// be the fault, nil for any.
+// judge compares the results of the ranks with the fault. named are ranks that an error may blame; nil for any.
 func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 	for rank, o := range outcomes {
 		for b := o.step; g.fault.kind == "abort" && slices.Contains([]string{"schedule", "segment", "tcp"}, p.subject) && o.err != nil && b < g.fault.at; b++ {
@@ -563,7 +562,7 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 		case errors.Is(o.err, errLeaves) || o.err == nil:
 		case (kind == "" || kind == "idle") && !broken, kind == "stall" && g.timeout == 0 && !broken:
 			p.fail("rank %d failed, though nothing went wrong: %v", rank, o.err)
-		case kind == "abort" && rank == g.fault.rank && strings.Contains(o.err.Error(), "has had enough"): // its own words
+		case kind == "abort" && rank == g.fault.rank && strings.Contains(o.err.Error(), "has had enough"): // its own error text
 		case !slices.ContainsFunc([]error{comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrMismatch, comm.ErrBroken, comm.ErrCanceled}, func(s error) bool { return errors.Is(o.err, s) }):
 			p.fail("rank %d: an error of another kind: %v", rank, o.err)
 		case broken && named != nil && kind == "" && errors.Is(o.err, comm.ErrTimeout):
@@ -591,13 +590,13 @@ func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 			}
 		}
 	}
-	// A mistake is noticed, unless the rank calls nothing.
+	// A mistake is noticed unless the rank calls nothing.
 	if g.fault.kind == "mismatch" && !broken && g.size > 1 && g.steps[g.fault.at].op != comm.OpSplit && g.noticed() && !slices.ContainsFunc(outcomes, func(o outcome) bool { return o.err != nil }) {
 		p.fail("nobody has noticed that rank %d called step %d with another length", g.fault.rank, g.fault.at)
 	}
 }
 
-// noticed reports whether the other length of a step is one that ranks compare.
+// noticed reports whether ranks compare the length that differs in a step.
 func (g *program) noticed() bool {
 	s := g.steps[g.fault.at]
 	return s.op != message && (s.op != comm.OpAllToAllV || g.fault.rank < g.size-1) || s.op == message && s.peer != 0

@@ -12,8 +12,8 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// front is a host with a proxy of the store. The session of each client is one of the store's, over the network, which
-// lasts for Silence when the proxy is lost.
+// front is a host with a proxy of the store. Each client's session is a session of the store over the network. It
+// lasts for Silence after the proxy is lost.
 type front struct {
 	node  *sim.Node
 	proxy *store.Proxy
@@ -22,7 +22,7 @@ type front struct {
 
 func (f *front) address() string { return f.node.Host() + ":29500" }
 
-// serveFronts has two hosts serve the store.
+// serveFronts makes two hosts serve the store.
 func (j *job) serveFronts() {
 	for range 2 {
 		f := &front{node: j.NewNode(fmt.Sprint("front", len(j.fronts)))}
@@ -47,7 +47,7 @@ func (j *job) serveFronts() {
 	}
 }
 
-// addresses are the addresses of the store, of which each member prefers another one.
+// addresses returns the addresses of the store. Members prefer different ones.
 func (j *job) addresses(member int) (list []string) {
 	if len(j.fronts) == 0 {
 		return []string{storeAt}
@@ -58,7 +58,7 @@ func (j *job) addresses(member int) (list []string) {
 	return list
 }
 
-// loseFront stops a proxy for a while, or kills its host, unless that is the only one.
+// loseFront stops a proxy for a while or kills its host, unless it is the only one.
 func (j *job) loseFront() {
 	f := j.fronts[j.IntN(len(j.fronts))]
 	whole := !slices.ContainsFunc(j.fronts, func(f *front) bool { return f.lost })

@@ -12,24 +12,24 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// judge is how a store answers writes, as an etcd may that has no room, or whose leader changes.
+// judge decides how a store answers writes. It simulates an etcd that is full or changes its leader.
 type judge struct {
-	every  int  // one of this number is not answered as it should; 0 means none
-	denied bool // such a write is made, and the answer is an error
-	bad    bool // all are answered so
+	every  int  // one write of this number gets a bad answer; 0 means none
+	denied bool // such a write takes effect, and its answer is an error
+	bad    bool // all writes get a bad answer
 	writes int
 }
 
 var errRoom = errors.New("the store has no room")
 
-// judge returns whether a write is made, and answered with an error.
+// judge returns whether a write takes effect, and whether its answer is an error.
 func (j *judge) judge() (made, refused bool) {
 	j.writes++
 	refused = j.bad || j.every > 0 && j.writes%j.every == 0
 	return !refused || j.denied, refused
 }
 
-// fickle is a session of that store.
+// fickle is a session of such a store.
 type fickle struct {
 	store.Store
 	judge *judge
@@ -59,7 +59,7 @@ func (f *fickle) CompareAndSet(
 	return now, ok, err
 }
 
-// refuse has the store refuse all writes for a while, in which a member may be lost.
+// refuse makes the store refuse all writes for a while, in which a member may be lost.
 func (j *job) refuse() {
 	away := j.away(4)
 	j.Event("the store refuses writes for %v", away)
@@ -67,9 +67,9 @@ func (j *job) refuse() {
 	sim.AfterFunc(away, func() { j.judge.bad = false })
 }
 
-// isolate has nobody reach a member, but for the store: one that joins, or one that trains with two others at least.
-// These lose one attempt at an epoch, and it joins again when it is back. Members that are to leave still reach it: the
-// attempt lasts for five times the others' silence then as well, and no longer.
+// isolate cuts a member off from all others but not from the store. The member is joining, or trains with at least
+// two others. The others lose one attempt at an epoch, and the member joins again when it is back. Leaving members
+// still reach it: even then the attempt lasts for five times the others' silence and no longer.
 func (j *job) isolate(m *simulated) {
 	sim.Sleep(max(time.Until(j.calm), 0))
 	last := j.steps[uint64(len(j.steps)-1)]
@@ -93,7 +93,7 @@ func (j *job) isolate(m *simulated) {
 	}
 	cut(time.Now().Add(time.Hour))
 	j.gone(m)
-	// The connections' silence and an attempt, perhaps one more that began before.
+	// The connections' silence and an attempt, perhaps with an earlier one.
 	j.convergeIn("those who do not reach one", 14*j.silence)
 	sim.Sleep(j.Between(0, 10*j.silence))
 	cut(time.Now())

@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// sharePayload has all ranks get the payload of rank 0 in a round. Rank 0 returns when they have it.
+// sharePayload gives all ranks rank 0's payload of a round. Rank 0 returns when they have it.
 func sharePayload(ctx context.Context, kv *store.Client, job rendezvous.Job, payload []byte) (got []byte, err error) {
 	var key string
 	err = job.Round(ctx, kv, "payload", func(ctx context.Context, number string) (err error) {
@@ -52,8 +52,8 @@ func sharePayload(ctx context.Context, kv *store.Client, job rendezvous.Job, pay
 	return got, nil
 }
 
-// playRendezvous has ranks share rank 0's store, get its payloads, and tell each other of an abort. A rank may come late,
-// be killed, not come, come twice, or abort; others may have rank 0's port.
+// playRendezvous has ranks share rank 0's store, get its payloads, and tell each other of an abort. A rank may come
+// late, come twice, not come, be killed, or abort. Other processes may have rank 0's port.
 func playRendezvous(p *play) {
 	const patience = 12 * time.Second
 	size := 2 + p.IntN(3)
@@ -71,7 +71,7 @@ func playRendezvous(p *play) {
 			killed <- struct{}{}
 		}
 	})
-	aborted := false // all know it
+	aborted := false // all ranks know it
 	errs, began := make([]error, size), time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -146,7 +146,7 @@ func playRendezvous(p *play) {
 			p.fail("rank %d: what was done before the abort has failed: %v", rank, before)
 		}
 		group.Leave()
-		// Only the notice and the run's name stay, until rank 0's process ends.
+		// Only the notice and the run's name stay until rank 0's process ends.
 		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) {
 			all, err := kv.List(ctx, "")
 			if err != nil || time.Since(began) > 3*time.Second {

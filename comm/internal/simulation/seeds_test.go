@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// subjects are what is simulated. Each plays one seed.
+// subjects are the subjects of simulations. Each function plays one seed.
 var subjects = map[string]func(*play){
 	"schedule":   playSchedule,
 	"segment":    playSegment,
@@ -41,11 +41,11 @@ type play struct {
 	sim.Random
 	t       *testing.T
 	subject string
-	store   *sim.Node // where serve has put it
-	hears   bool      // ranks that do nothing are told of aborts
+	store   *sim.Node // set by serve
+	hears   bool      // idle ranks hear of aborts
 }
 
-// points counts those of the seeds that were played before, and events what happened to members of elastic jobs.
+// points counts the points of earlier seeds, and events the events of members of elastic jobs.
 var points, events int
 
 // fail ends the process with the report of a failure.
@@ -56,7 +56,7 @@ func (p *play) fail(format string, args ...any) {
 	os.Exit(1)
 }
 
-// within fails if f takes longer than a virtual time.
+// within fails if f takes longer than d of virtual time.
 func (p *play) within(d time.Duration, what string, f func()) {
 	began := time.Now()
 	f()
@@ -65,10 +65,10 @@ func (p *play) within(d time.Duration, what string, f func()) {
 	}
 }
 
-// limit is how long everything may take: a wait that lasts longer has been forgotten.
+// limit is the longest time that everything may take: a longer wait has been forgotten.
 const limit = 150 * time.Second
 
-// together runs f for n ranks, each on a goroutine of its node, and waits for them.
+// together runs f for each rank, on a goroutine of the rank's node, and waits for all.
 func (p *play) together(nodes []*sim.Node, f func(rank int)) {
 	done := make(chan int)
 	running := map[int]bool{}
@@ -96,7 +96,7 @@ func (p *play) together(nodes []*sim.Node, f func(rank int)) {
 	sim.Point()
 }
 
-// run plays a seed, and returns its trace.
+// run plays a seed and returns its trace.
 func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 	var p *play
 	defer func() {
@@ -130,13 +130,13 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, nil, seed%3 == 0 && subject != "checked"}
 		defer p.End()
 		subjects[subject](p)
-		sim.Sleep(time.Second) // what was to happen later does not wait for a bubble whose first goroutine has ended
+		sim.Sleep(time.Second) // later events do not wait for a bubble whose first goroutine has ended
 		trace, points = p.Trace()
 	})
 	return trace, points
 }
 
-// chosen are the subjects of TUTTI_SIM_SUBJECT, or all.
+// chosen returns the subjects in TUTTI_SIM_SUBJECT, or all.
 func chosen() []string {
 	if names := os.Getenv("TUTTI_SIM_SUBJECT"); names != "" {
 		return strings.Split(names, ",")
@@ -144,7 +144,7 @@ func chosen() []string {
 	if number("TUTTI_SIM_EVENTS", 0) > 0 {
 		return []string{"membership"}
 	}
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(subjects)), func(name string) bool { return name == "membership" }) // which is long
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(subjects)), func(name string) bool { return name == "membership" }) // it is long
 }
 
 func number(name string, otherwise uint64) uint64 {
@@ -154,7 +154,7 @@ func number(name string, otherwise uint64) uint64 {
 	return otherwise
 }
 
-// TestSeeds plays seeds of all subjects, in turns.
+// TestSeeds plays seeds of all subjects, alternately.
 func TestSeeds(t *testing.T) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	names := chosen()
@@ -187,7 +187,7 @@ func TestSeeds(t *testing.T) {
 	fmt.Printf("seeds %d to %d: %v, %d events of members, %d points in %v\n", first, seed-1, played, events, points, time.Since(began).Round(time.Millisecond))
 }
 
-// TestTraces prints the order of maps, and the traces of seeds.
+// TestTraces prints the order of maps and the traces of seeds.
 func TestTraces(t *testing.T) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	synctest.Test(t, func(*testing.T) {

@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// playSparse makes sparse steps, some of which fail: after an error the gradient and the residual are
-// what they were, and what all ranks put in is in the results and the residuals.
+// playSparse makes sparse steps, some of which fail. After an error the gradient and the residual are unchanged. The
+// input of all ranks is in the results and the residuals.
 func playSparse(p *play) {
 	const n, steps = 64, 6
 	node := p.NewNode("all")

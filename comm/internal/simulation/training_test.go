@@ -22,30 +22,30 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// trainer is what makes the steps of a rank.
+// trainer makes the steps of a rank.
 type trainer interface {
-	// step makes one, or none, and fails if it is half done. input is the gradient, or how the
-	// rank's own optimizer moves its parameters.
+	// step makes one step or none, and fails if a step is half done. input is the gradient, or the change of
+	// parameters by the rank's optimizer.
 	step(ctx context.Context, input [][]float32) error
-	// state is what the rank has, and shared what it has in common with the others.
+	// state returns the rank's own state, and the state shared with the other ranks.
 	state() (own []float32, shared []float32)
 	Rebind(ctx context.Context, c comm.Communicator) error
 	Close() error
 }
 
-// lengths are the lengths of the tensors that are trained.
+// lengths are the lengths of the trained tensors.
 var lengths = []int{40, 7, 1, 24}
 
-// training is one program, which is run twice: without faults, and with one.
+// training is one program that is run twice: without faults, and with one.
 type training struct {
 	*play
 	size, steps int
-	wired       bool   // over a wire, not in memory
-	pattern     string // in another world, thresholds and partitions of some start anew
+	wired       bool   // ranks are connected by a wire, not by memory
+	pattern     string // in another world, thresholds and partitions of some patterns start anew
 	make        func(ctx context.Context, rank int, c comm.Communicator) (trainer, error)
 }
 
-// history is what the ranks had after each number of steps.
+// history is the state of the ranks after each number of steps.
 type history [][][]float32
 
 // world connects the ranks.
@@ -60,8 +60,8 @@ func (t *training) world(nodes []*sim.Node) (world []comm.Communicator) {
 	return world
 }
 
-// run runs it. If expected is not nil, a rank fails, and the state after each step is the one expected: before
-// the fault, and after all ranks have repeated the step in another world.
+// run runs the program. If expected is not nil, a rank fails, and the state after each step must be the expected one:
+// before the fault, and after all ranks have repeated the step in another world.
 func (t *training) run(expected history) (all history) {
 	nodes := slices.Repeat([]*sim.Node{t.NewNode("all")}, t.size)
 	world, trainers, done := t.world(nodes), make([]trainer, t.size), make([]int, t.size)
@@ -135,12 +135,12 @@ func (t *training) run(expected history) (all history) {
 			t.fail("rank %d failed, though nothing went wrong: %v", rank, err)
 		case errors.Is(err, comm.ErrTimeout):
 			t.fail("rank %d: nothing but the deadline has ended the wait: %v", rank, err)
-		case strings.Contains(err.Error(), "it left"): // perhaps because another one had
+		case strings.Contains(err.Error(), "it left"): // perhaps because another rank had left
 		case rank != victim && !names(err, victim) && !strings.Contains(err.Error(), "has had enough"):
 			t.fail("rank %d: the error does not name rank %d: %v", rank, victim, err)
 		}
 	}
-	if broken && slices.Min(done) == slices.Max(done) && !slices.Contains(trainers, nil) { // nobody has a step that others lack
+	if broken && slices.Min(done) == slices.Max(done) && !slices.Contains(trainers, nil) { // all ranks have the same steps
 		t.Event("all begin again with step %d", done[0])
 		for _, c := range world {
 			_ = comm.CloseAll(c, errors.New("this world is over"))
@@ -184,7 +184,7 @@ func equal(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
-// reduction chooses how gradients are averaged.
+// reduction chooses a configuration that averages gradients.
 func (p *play) reduction() sparse.Config {
 	names := sparsity.Patterns()
 	c := sparse.Config{Pattern: names[p.IntN(len(names))], Density: 0.1}
@@ -201,19 +201,19 @@ func (p *play) training(size, steps int, pattern string, f func(ctx context.Cont
 	t.run(t.run(nil))
 }
 
-// gradients is a rank of ddp.
+// gradients is a rank that uses ddp.
 type gradients struct {
 	*ddp.Gradients
 	p       *play
 	tensors []*runtime.Tensor
 	values  [][]float32
-	order   []int // in which gradients become ready
+	order   []int // order in which gradients become ready
 
-	weighted bool // they stand for numbers of samples
+	weighted bool // gradients are weighted by numbers of samples
 	plain    bool // steps are no transactions
 }
 
-// playDDP averages gradients, which become ready in any order.
+// playDDP averages gradients that become ready in any order.
 func playDDP(p *play) {
 	size := 2 + p.IntN(3)
 	cfg := ddp.Config{BucketBytes: []int{8, 100}[p.IntN(2)], Config: p.reduction(), DenseUpTo: []int{-1, 7}[p.IntN(2)]}
@@ -270,7 +270,7 @@ func (g *gradients) step(ctx context.Context, input [][]float32) (err error) {
 	if err == nil || g.plain {
 		return err
 	}
-	for i, x := range input { // as they were given, and as they were before
+	for i, x := range input { // the inputs, and the values before
 		if !equal(g.values[i], x) {
 			g.p.fail("gradient %d of a step that failed is %v, and was %v: %v", i, g.values[i], x, err)
 		}
@@ -293,13 +293,13 @@ func (g *gradients) state() (own, shared []float32) {
 	return own, shared
 }
 
-// windows is a rank of an outer loop.
+// windows is a rank that uses an outer loop.
 type windows struct {
 	*outer.Loop
 	p          *play
 	values     [][]float32
-	exchanging bool // in steps between
-	moved      bool // for a step that has failed
+	exchanging bool // in the steps between
+	moved      bool // for a failed step
 }
 
 // playOuter averages parameters after windows of steps.

@@ -19,7 +19,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// playTrees has ranks play trees of sub-communicators: over tcp half of the time, or in one process, or over links.
+// playTrees has ranks play trees of sub-communicators: half of the time over tcp, otherwise in one process or over
+// links.
 func playTrees(p *play) {
 	size, workers := 1+p.IntN(4), 1+p.IntN(3)
 	t := trees.Config{Seed: p.Seed, Workers: workers, Sum: dtype.I32}
@@ -65,7 +66,7 @@ func playTrees(p *play) {
 	}
 }
 
-// ranks runs body on nodes, which are to succeed.
+// ranks runs body on nodes and expects it to succeed.
 func (p *play) ranks(nodes []*sim.Node, body func(ctx context.Context, rank int) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit/2)
 	defer cancel()
@@ -76,7 +77,7 @@ func (p *play) ranks(nodes []*sim.Node, body func(ctx context.Context, rank int)
 	})
 }
 
-// connect connects a rank of a world over tcp.
+// connect connects a rank to a world over tcp.
 func (p *play) connect(ctx context.Context, nodes []*sim.Node, rank int, conf tcp.Config) (comm.Communicator, error) {
 	d := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: len(nodes)}
 	kv, err := d.Dial(ctx)

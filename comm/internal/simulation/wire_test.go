@@ -17,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// links are the least wires: a message is copied some time after both its ends are posted.
+// links are the simplest wires: a message is copied some time after both its ends are posted.
 type links struct {
 	p     *play
 	mu    sim.Mutex
@@ -25,7 +25,7 @@ type links struct {
 	subs  map[string]*links
 	gone  map[int]error // lost ranks
 
-	memory []byte // that the ranks share, nil if they do not
+	memory []byte // shared by the ranks; nil without shared memory
 }
 
 type wire struct {
@@ -39,18 +39,18 @@ type wire struct {
 	lost      []error
 	untold    int
 	abandoned bool
-	copying   int // messages whose memory is touched
+	copying   int // messages whose memory is in use
 	changed   chan struct{}
 	kick      chan struct{}
 	stop      chan struct{}
-	ready     []time.Time // by rank: when the last message from there is here
-	arriving  [][]func()  // by rank: what comes from there, in order
+	ready     []time.Time // by rank: arrival of its last message here
+	arriving  [][]func()  // by rank: its messages to here, in order
 }
 
 type post struct {
 	id int
 	schedule.Message
-	eager []byte // of a send that is done: what it sent
+	eager []byte // data of a completed send
 }
 
 type control struct {
@@ -67,14 +67,14 @@ func newLinks(p *play, nodes []*sim.Node) *links {
 	return n
 }
 
-// share has the ranks share memory, where there are others.
+// share gives the ranks shared memory if there are several.
 func (n *links) share() {
 	if size := len(n.wires); size > 1 {
 		n.memory = hostmem.Bytes(make([]uint64, schedule.SegmentBytes(size)/8+1))
 	}
 }
 
-// begun wakes up those who may wait for a rank that has begun a round.
+// begun wakes ranks that may wait for one that has begun a round.
 func (w *wire) begun() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +85,7 @@ func (w *wire) begun() {
 	}
 }
 
-// wake tells a wire that something is new. The caller holds mu.
+// wake tells a wire that something has changed. The caller holds mu.
 func (w *wire) wake() {
 	close(w.changed)
 	w.changed = make(chan struct{})
@@ -95,7 +95,7 @@ func (w *wire) wake() {
 	}
 }
 
-// later has something happen at a rank a while from now, behind what else comes from a rank.
+// later schedules f at a rank after a while, after everything else from that rank.
 func (w *wire) later(from int, f func()) (at time.Time) {
 	at = time.Now().Add(w.p.Between(time.Microsecond, []time.Duration{100 * time.Microsecond, 3 * time.Millisecond, 15 * time.Millisecond}[w.p.Seed%3]))
 	if at.Before(w.ready[from]) {
@@ -232,7 +232,7 @@ func (w *wire) Await(d time.Duration) {
 	sim.Point()
 }
 
-// lose has a rank be gone for all others, behind what it has sent.
+// lose makes a rank disappear for all others, after everything that it has sent.
 func (n *links) lose(rank int, why error) {
 	n.p.Event("rank %d is lost", rank)
 	n.mu.Lock()
@@ -252,7 +252,7 @@ func (n *links) lose(rank int, why error) {
 	}
 }
 
-// endpoint is a rank over them.
+// endpoint is a rank on links.
 type endpoint struct {
 	*schedule.Engine
 	wire   *wire
@@ -338,7 +338,7 @@ func (e *endpoint) Release(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.gone[e.wire.rank] = left
-	for _, s := range n.subs { // it has not joined them, and will not
+	for _, s := range n.subs { // it has not joined them and never will
 		for _, w := range s.wires {
 			if w.node == e.wire.node && w.engine == nil {
 				sim.Go(func() { s.lose(w.rank, left) })
@@ -353,7 +353,7 @@ func (e *endpoint) Release(ctx context.Context) error {
 	return nil
 }
 
-// playSchedule runs the engine over links, and playSegment over memory that the ranks share as well.
+// playSchedule runs the engine over links; playSegment also shares memory between the ranks.
 func playSchedule(p *play) { p.playLinks(newLinks(p, p.nodes(1+p.IntN(5)))) }
 
 func playSegment(p *play) {
@@ -385,7 +385,7 @@ func (p *play) playLinks(n *links) {
 	g.judge(p, outcomes, lost, nil)
 }
 
-// nodes are the nodes of ranks.
+// nodes returns the nodes of ranks.
 func (p *play) nodes(size int) (nodes []*sim.Node) {
 	for rank := range size {
 		nodes = append(nodes, p.NewNode(fmt.Sprint("r", rank)))

@@ -34,7 +34,7 @@ func playLocal(p *play) {
 	g.run(p, nodes, world)
 }
 
-// run plays a program on communicators that are there.
+// run plays a program on existing communicators.
 func (g *program) run(p *play, nodes []*sim.Node, world []comm.Communicator) {
 	outcomes := make([]outcome, len(nodes))
 	p.together(nodes, func(rank int) {
@@ -48,7 +48,7 @@ func (g *program) run(p *play, nodes []*sim.Node, world []comm.Communicator) {
 	g.judge(p, outcomes, false, nil)
 }
 
-// playChecked puts a recorder and Checked around them.
+// playChecked wraps them in a recorder and Checked.
 func playChecked(p *play) {
 	node := p.NewNode("all")
 	nodes := slices.Repeat([]*sim.Node{node}, 2+p.IntN(2))
@@ -74,7 +74,7 @@ func playChecked(p *play) {
 	}
 }
 
-// Both sides of all connections know this secret.
+// Both ends of all connections know this secret.
 var (
 	secret  = mustTLS("comm/tcp")
 	secret2 = mustTLS("store")
@@ -88,10 +88,10 @@ func mustTLS(purpose string) *tls.Config {
 	return conf
 }
 
-// storeAt is where the store listens.
+// storeAt is the store's address.
 const storeAt = "10.0.0.1:29500"
 
-// serve starts a store on its own node.
+// serve starts a store on a separate node.
 func (p *play) serve(options store.Options) (server *store.Server) {
 	p.store = p.NewNode("store")
 	p.together([]*sim.Node{p.store}, func(int) {
@@ -141,14 +141,14 @@ func playTCP(p *play) {
 		act, named = func() {
 			p.Hangup(func(from, to *sim.Node) bool { return from == a && to == b || from == b && to == a })
 		}, []int{f.rank, other}
-	case "hiccup": // shorter than what ranks wait for
+	case "hiccup": // shorter than the ranks' timeouts
 		broken = false
 		act = func() {
 			until := time.Now().Add(p.Between(time.Millisecond, silence/2))
 			p.Cut(a, b, until)
 			p.Cut(b, a, until)
 		}
-	case "late": // longer than an address may take to answer, shorter than Close waits
+	case "late": // longer than an address may take to answer, and shorter than Close waits
 		broken, at = false, p.Between(0, 30*time.Millisecond)>>p.IntN(3)
 		act = func() {
 			if until := time.Now().Add(p.Between(2*time.Second, 4*time.Second)); connected < size {
@@ -156,7 +156,7 @@ func playTCP(p *play) {
 				p.Cut(b, a, until)
 			}
 		}
-	case "pause": // a process that is stopped for a while, longer than it may be silent or not
+	case "pause": // a process is stopped for a while, which may exceed its silence
 		act = func() { a.Freeze(); sim.AfterFunc(f.wait, a.Thaw) }
 		g.pause = f.wait
 		broken = f.wait > silence*3/4
@@ -173,7 +173,7 @@ func playTCP(p *play) {
 	ended, buried := make([]bool, size), false
 	sim.AfterFunc(at, func() {
 		if dead && (ended[f.rank] || buried) {
-			return // nobody would bury it
+			return // nothing would bury it
 		}
 		if connected < size {
 			named = nil // ranks that lack a connection leave, and others name these
@@ -195,7 +195,7 @@ func playTCP(p *play) {
 		late := time.After(limit)
 		survivors := size
 		if dead {
-			survivors-- // the rank may have ended before; it is waited for below
+			survivors-- // the rank may have ended already; the wait is below
 		}
 		for n := 0; n < size; {
 			select {
@@ -227,7 +227,7 @@ func playTCP(p *play) {
 	g.judge(p, outcomes, broken, named)
 }
 
-// rankOfTCP is a rank's life.
+// rankOfTCP runs a rank.
 func (p *play) rankOfTCP(ctx context.Context, nodes []*sim.Node, rank int, conf tcp.Config, g *program, broken bool, connected *int) (o outcome) {
 	kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: len(nodes)}.Dial(ctx)
 	if err != nil {
@@ -260,7 +260,7 @@ func playStore(p *play) {
 		kind = "" // the system's keep-alive finds those
 	}
 	at := p.Between(0, 30*time.Millisecond)
-	rounds, late := 1+p.IntN(8), make([]bool, size) // to kill them: they have ended, or been buried
+	rounds, late := 1+p.IntN(8), make([]bool, size) // late: they have ended or been buried, too late to kill
 	sim.AfterFunc(at, func() {
 		if late[victim] {
 			return
@@ -279,7 +279,7 @@ func playStore(p *play) {
 	})
 	dead, bound := kind == "kill" || kind == "gone", 5*time.Second
 	if kind == "" {
-		bound = 400 * time.Millisecond // less than Close waits for a store that is gone
+		bound = 400 * time.Millisecond // less than Close waits for a lost store
 	}
 	counts, errs := make([]int64, size), make([]error, size)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -328,11 +328,11 @@ func playStore(p *play) {
 
 var (
 	errGone      = errors.New("another client is gone")    // its lease has vanished
-	errUnreached = errors.New("the store was not reached") // which may have closed before
+	errUnreached = errors.New("the store was not reached") // it may have closed before
 )
 
-// clientOfStore counts to the same number with others, in rounds, and notices when one of them ends. Its Close takes
-// at most bound.
+// clientOfStore counts to the same number as other clients, in rounds, and notices when one of them ends. Its Close
+// takes at most bound.
 func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound time.Duration) (sum int64, err error) {
 	kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: size}.Dial(ctx)
 	if err != nil {
@@ -345,7 +345,7 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var last uint64
-	var watching atomic.Bool // the keys that were there have been told, in the order of their names
+	var watching atomic.Bool // existing keys have been reported in the order of their names
 	finished := 0            // clients
 	stop, err := kv.Watch(ctx, "", func(e store.Event) {
 		if watching.Load() && e.Version <= last && !e.Deleted {
@@ -397,7 +397,7 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 		if string(value) != strconv.Itoa(round) {
 			p.fail("client %d got %q in round %d", rank, value, round)
 		}
-		// All of the round before have come to this one.
+		// All clients of the previous round have come to this one.
 		all, err := kv.List(ctx, "round/")
 		if err != nil {
 			return sum, fail(err)
@@ -409,7 +409,7 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 	if _, err := kv.Add(ctx, "finished", 1); err != nil {
 		return sum, fail(err)
 	}
-	for { // nobody leaves before all have finished
+	for { // no client leaves before all have finished
 		e, err := kv.List(ctx, "finished")
 		if err != nil {
 			return sum, fail(err)
