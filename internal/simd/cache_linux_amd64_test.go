@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCache asks the kernel. On processors of AMD that asks another place if a hypervisor
-// hides the extension that the leaf belongs to, which may tell something else.
+// TestCache compares with the kernel. On AMD processors the kernel uses another source if a hypervisor hides the
+// leaf's extension, and the two may differ.
 func TestCache(t *testing.T) {
 	files, err := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
 	require.NoError(t, err)

@@ -2,7 +2,7 @@
 
 package simd
 
-// There is assembly for amd64 only.
+// Only amd64 has assembly.
 func detect() bool { return false }
 
 func largestCache() int { return 0 }

@@ -21,7 +21,7 @@ func NewRand() *rand.Rand {
 	return rand.New(rand.NewPCG(Seed, Seed))
 }
 
-// Special returns bit patterns with special arithmetic.
+// Special returns the bit patterns with special arithmetic.
 func Special(k dtype.DType) []uint64 {
 	top := uint64(1) << (8*k.Size() - 1)
 	patterns := []uint64{0, 1, top, top - 1, top | 1, 2*top - 1}
@@ -43,8 +43,8 @@ var specials = sync.OnceValue(func() map[dtype.DType][]uint64 {
 	return all
 })
 
-// Element returns random bits of one element. Half of the floats are of
-// moderate size, so that results do not all overflow.
+// Element returns random bits of one element. Half of the floats are of moderate size, so that not all results
+// overflow.
 func Element(r *rand.Rand, k dtype.DType) uint64 {
 	switch choice := r.IntN(8); {
 	case choice == 0:
@@ -65,7 +65,7 @@ type Guarded struct {
 
 const guardByte, guardLen = 0xa5, 64
 
-// NewGuarded makes room for bytes that start shift bytes past a multiple of 64.
+// NewGuarded makes a buffer of bytes that starts shift bytes past a multiple of 64.
 func NewGuarded(bytes, shift int) Guarded {
 	memory := make([]byte, 2*guardLen+64+bytes)
 	for i := range memory {
@@ -84,7 +84,7 @@ func (g Guarded) Addr() uintptr {
 	return hostmem.Addr(g.memory) + uintptr(g.start)
 }
 
-// RequireIntact fails the test if anything outside of the elements was written.
+// RequireIntact fails the test if anything outside the elements was written.
 func (g Guarded) RequireIntact(t *testing.T, msg ...any) {
 	t.Helper()
 	outside := append(slices.Clone(g.memory[:g.start]), g.memory[g.start+len(g.Bytes):]...)

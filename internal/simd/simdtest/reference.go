@@ -18,7 +18,7 @@ func IsNaN(k dtype.DType, elements ...uint64) bool {
 	})
 }
 
-// QuietNaN is the positive NaN with only the quiet bit set.
+// QuietNaN returns the positive NaN in which only the quiet bit of the mantissa is set.
 func QuietNaN(k dtype.DType) uint64 {
 	return [...]uint64{
 		dtype.F64:     0x7ff8 << 48,
@@ -44,7 +44,7 @@ func Decode(k dtype.DType, bits uint64) float64 {
 	case dtype.FP8E5M2:
 		return decodeSmall(bits, 5, 2)
 	}
-	// Without infinities, the uppermost exponent is one like the others.
+	// Without infinities, the largest exponent is an ordinary one.
 	switch bits & 0x7f {
 	case 0x7f:
 		return math.NaN()
@@ -87,11 +87,9 @@ func Encode(k dtype.DType, v float64) uint64 {
 	return Nearest(k, v)
 }
 
-// magnitudes returns the values of the non-negative bit patterns of a small
-// format up to infinity or, in a format that saturates, up to the largest
-// number; they ascend with the pattern. Infinity is replaced by the power of
-// two that follows the largest number, since that is how IEEE 754 rounds
-// overflow.
+// magnitudes returns the values of a small format's non-negative bit patterns in ascending order, up to infinity or,
+// in a format that saturates, up to the largest number. Infinity is replaced by the power of two that follows the
+// largest number, because IEEE 754 rounds overflow that way.
 var magnitudes = map[dtype.DType]func() []float64{
 	dtype.F16:     sync.OnceValue(func() []float64 { return ascending(dtype.F16, 0x7c00) }),
 	dtype.BF16:    sync.OnceValue(func() []float64 { return ascending(dtype.BF16, 0x7f80) }),
@@ -110,7 +108,7 @@ func ascending(k dtype.DType, last uint64) []float64 {
 	return values
 }
 
-// Nearest finds the nearest value of a small format by searching all of them, with ties to the even pattern.
+// Nearest finds the nearest value of a small format by a search of all values. Ties go to the even pattern.
 func Nearest(k dtype.DType, v float64) uint64 {
 	sign := uint64(0)
 	if math.Signbit(v) {

@@ -8,23 +8,22 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// instruction is an instruction with its operands in Go's order: sources from
-// the last to the first, then the destination.
+// instruction is an instruction with its operands in Go's order: sources from last to first, then the destination.
 type instruction = func(ops ...Op)
 
 // combiner emits acc = acc op next on registers of w bytes.
 type combiner func(w int, acc, next reg.VecVirtual)
 
-// finisher emits what makes of an accumulator a register of w bytes to be stored, and returns that.
+// finisher emits the conversion of an accumulator to a register of w bytes to store, and returns that register.
 type finisher func(w int, acc reg.VecVirtual) reg.VecVirtual
 
-// floatOps are the instructions of a float type.
+// floatOps holds the instructions of a float type.
 type floatOps struct {
 	add, min, max, div, compare instruction
 	blend                       func(mask, set, clear, dst Op)
 	fromInt                     func(value, from, to Op)
 	broadcast                   instruction
-	// quietNaN returns the NaN that has only the quiet bit set, in every lane.
+	// quietNaN returns a register with a NaN in every lane, in which only the quiet bit of the mantissa is set.
 	quietNaN func() reg.VecVirtual
 }
 
@@ -40,11 +39,11 @@ var float64s = floatOps{
 	quietNaN: func() reg.VecVirtual { return broadcast64(0x7ff8 << 48) },
 }
 
-// asIs is the finisher of accumulators that are results.
+// asIs is the finisher for accumulators that are results.
 func asIs(_ int, acc reg.VecVirtual) reg.VecVirtual { return acc }
 
-// arithmetic returns how an op combines accumulators and what it does to the
-// final ones. count is the register with the number of sources.
+// arithmetic returns an op's combiner of accumulators and its finisher. count is the register with the number of
+// sources.
 func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, finisher) {
 	switch op {
 	case "Min":
@@ -63,9 +62,9 @@ func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, finisher
 	return inPlace(f.add), asIs
 }
 
-// extremum returns the combiner of a minimum or maximum. The processor's gives
-// its second operand when both are zeros, so it is asked twice and the signs
-// are merged; it would also give the second operand if one were a NaN.
+// extremum returns the combiner of a minimum or maximum. The processor's instruction returns its second operand if
+// both are zeros, so it is used in both orders and the signs are merged. It also returns the second operand if either
+// is a NaN.
 func (f floatOps) extremum(pick, mergeSigns instruction) combiner {
 	nan := f.quietNaN()
 	return func(w int, acc, next reg.VecVirtual) {

@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// widen loads w bytes of 16-bit values as 32-bit ones, in 2w bytes, by an instruction.
+// widen loads w bytes of 16-bit values as 32-bit values in 2w bytes, with the instruction by.
 func widen(w int, from Mem, by instruction) reg.VecVirtual {
 	v := sized(2*w, YMM())
 	if w >= 8 {
@@ -21,7 +21,7 @@ func widen(w int, from Mem, by instruction) reg.VecVirtual {
 	return v
 }
 
-// widenF16 loads w bytes of binary16 values as float32, in 2w bytes, and widenBF16 those of bfloat16 values.
+// widenF16 loads w bytes of binary16 values as float32 in 2w bytes. widenBF16 does the same for bfloat16 values.
 func widenF16(w int, from Mem) reg.VecVirtual { return widen(w, from, VCVTPH2PS) }
 
 func widenBF16(w int, from Mem) reg.VecVirtual {
@@ -38,16 +38,15 @@ func narrowF16(w int, v reg.VecVirtual) reg.VecVirtual {
 	return result
 }
 
-// bf16Rounding holds the constants that rounding to bfloat16 takes.
+// bf16Rounding holds the constants for rounding to bfloat16.
 type bf16Rounding struct{ one, belowHalf reg.VecVirtual }
 
 func newBF16Rounding() bf16Rounding {
 	return bf16Rounding{one: avx.Lanes(1), belowHalf: avx.Lanes(0x7fff)}
 }
 
-// add adds to the bits of float32 values what makes their upper halves the
-// nearest bfloat16: just under half a unit of the last kept bit, and that bit
-// itself so that ties go to even.
+// add makes the upper halves of float32 values the nearest bfloat16. It adds just under half a unit of the last kept
+// bit, and that bit itself so that ties go to even.
 func (r bf16Rounding) add(w int, v reg.VecVirtual) {
 	bias := sized(w, YMM())
 	VPSRLD(Imm(16), v, bias)
@@ -83,7 +82,7 @@ func (r bf16Narrowing) narrow(w int, v reg.VecVirtual) reg.VecVirtual {
 	return result
 }
 
-// conversions writes the four conversions between 16-bit floats and float32, and that to FP8E4M3.
+// conversions writes the four conversions between 16-bit floats and float32, and the conversion to FP8E4M3.
 func conversions() {
 	conversion("f16ToF32AVX2", "widens len(dst) binary16 values.", 2, 4, func() converter {
 		return widenF16
@@ -139,7 +138,7 @@ func conversion(name, doc string, from, to int, prepare func() converter) {
 	step(lanes, unroll)
 	JMP(LabelRef("groups"))
 
-	// The remainder is negative now, but its lower bits still count elements.
+	// The remainder is negative now, but its lower bits still count the remaining elements.
 	Label("tail")
 	for n := lanes * unroll / 2; n > 0; n /= 2 {
 		next := fmt.Sprintf("below%d", n)

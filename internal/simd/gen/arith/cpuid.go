@@ -5,7 +5,7 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// cpuid writes the function that asks what the processor has.
+// cpuid writes the function that queries the processor's features.
 func cpuid() {
 	TEXT("cpuid", NOSPLIT, "func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32)")
 	Doc("cpuid executes the instruction CPUID.")

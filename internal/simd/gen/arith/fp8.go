@@ -10,14 +10,13 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// fp8Format is one of the OCP 8-bit floats, which saturate.
+// fp8Format is one of the OCP 8-bit float formats, which saturate.
 type fp8Format struct {
 	kind               string
 	mantissaBits, bias int
-	largest            float32 // number
-	nan                uint32  // pattern
-	// toF16 turns patterns in 16-bit lanes into binary16 numbers that are
-	// 1/scale of the values.
+	largest            float32 // largest number
+	nan                uint32  // bit pattern
+	// toF16 converts patterns in 16-bit lanes to binary16 numbers that are 1/scale of the values.
 	toF16 func(v reg.VecVirtual)
 	scale float32
 }
@@ -33,9 +32,8 @@ var fp8Formats = []fp8Format{
 	},
 }
 
-// e4m3ToF16 puts exponent and mantissa to the place they have in binary16. The
-// bias there is larger by 8, so the numbers are 1/256 of what they were. The
-// one NaN becomes a NaN.
+// e4m3ToF16 moves exponent and mantissa to their places in binary16. The bias there is larger by 8, so the numbers
+// are 1/256 of the values. The only NaN stays a NaN.
 func e4m3ToF16(v reg.VecVirtual) {
 	sign := XMM()
 	nan := XMM()
@@ -49,8 +47,8 @@ func e4m3ToF16(v reg.VecVirtual) {
 	VPOR(sign, v, v)
 }
 
-// reduction returns the kernel of an op. A vector of elements is as wide as a
-// register and takes up to four as float32.
+// reduction returns the kernel of an op. A vector of elements is as wide as a register and fills up to four registers
+// as float32.
 func (f fp8Format) reduction(op string) kernel {
 	k := newKernel(op, 1, ymmBytes, f.kind)
 	k.unroll = 1
@@ -81,10 +79,10 @@ func (f fp8Format) reduction(op string) kernel {
 	return k
 }
 
-// fp8Registers returns the number of registers that w elements take as float32.
+// fp8Registers returns the number of registers that w elements fill as float32.
 func fp8Registers(w int) int { return max(1, w/8) }
 
-// fp8Width returns the width of each of these.
+// fp8Width returns the width of each of these registers.
 func fp8Width(w int) int { return max(16, min(4*w, ymmBytes)) }
 
 // widen loads the i-th register of w elements as float32.
@@ -105,15 +103,15 @@ func (f fp8Format) widen(w, i int, from Mem) reg.VecVirtual {
 	return v
 }
 
-// round replaces float32 values by the patterns of the nearest numbers.
+// round replaces float32 values with the patterns of the nearest numbers.
 func (f fp8Format) round(w int, v reg.VecVirtual) {
 	const isUnordered = 3
 	const bias32, mantissaBits32 = 127, 23
 	shift := mantissaBits32 - f.mantissaBits
 	rebias := uint32(bias32-f.bias) << mantissaBits32
 	smallestNormal := rebias + 1<<mantissaBits32
-	// The unit in the last place of this power of two is the unit of the
-	// subnormal numbers, so that a sum with it is rounded to theirs.
+	// The unit in the last place of this power of two is the unit of the subnormal numbers, so a sum with it is
+	// rounded to a multiple of that unit.
 	magic := uint32(bias32+1-f.bias+shift) << mantissaBits32
 
 	sign := sized(w, YMM())
@@ -143,7 +141,7 @@ func (f fp8Format) round(w int, v reg.VecVirtual) {
 	VPOR(sign, v, v)
 }
 
-// packBytes returns the lower bytes of the 32-bit lanes of all registers in one. Packing two registers interleaves
+// packBytes returns the lower bytes of all registers' 32-bit lanes in one register. Packing two registers interleaves
 // their halves, which a permutation reverses at the end.
 func packBytes(w int, acc vector) reg.VecVirtual {
 	pair := func(i int) reg.VecVirtual {

@@ -11,9 +11,9 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// reductions lists the kernels: sums, averages and extrema of the floats that gradients are stored in,
-// sums of the integers that compressed gradients travel in, and of bytes, by which Copy streams. The
-// rest is computed portably; package hostops knows which (vectorized).
+// reductions lists the kernels: sums, averages and extrema of the float types of gradients, sums of the integer types
+// of compressed gradients, and sums of bytes, with which Copy streams. Portable code computes other reductions;
+// package hostops knows which (vectorized).
 func reductions() []kernel {
 	all := []kernel{integerSum(8), integerSum(32)}
 	for _, op := range []string{"Sum", "Avg", "Min", "Max"} {
@@ -43,7 +43,7 @@ func newKernel(op string, size, lanes int, kinds ...string) kernel {
 	return k
 }
 
-// single has k combine vectors of which each takes one register, which load loads.
+// single makes k combine vectors of one register each, which load loads.
 func (k kernel) single(load func(w int, from Mem) reg.VecVirtual,
 	parts func(count reg.GPVirtual) (combiner, finisher)) kernel {
 	k.steps = func(count reg.GPVirtual) steps {
@@ -63,7 +63,7 @@ func (k kernel) single(load func(w int, from Mem) reg.VecVirtual,
 	return k
 }
 
-// floats returns a kernel of floats that are computed with as they are stored.
+// floats returns a kernel of floats that are computed in the type in which they are stored.
 func floats(kind string, size int, op string, f floatOps) kernel {
 	parts := func(count reg.GPVirtual) (combiner, finisher) {
 		return f.arithmetic(op, count)
@@ -71,8 +71,7 @@ func floats(kind string, size int, op string, f floatOps) kernel {
 	return newKernel(op, size, ymmBytes/size, kind).single(loadVector, parts)
 }
 
-// halves returns a kernel of binary16, which F16C converts. The accumulators
-// are twice as wide as the elements.
+// halves returns a kernel of binary16, which F16C converts. The accumulators are twice as wide as the elements.
 func halves(op string) kernel {
 	return newKernel(op, 2, ymmBytes/4, "F16").single(widenF16, func(count reg.GPVirtual) (combiner, finisher) {
 		combine, finish := float32s.arithmetic(op, count)
@@ -81,12 +80,11 @@ func halves(op string) kernel {
 	})
 }
 
-// bfloats returns a kernel of bfloat16. Two neighbors share a 32-bit lane, so
-// the even elements are widened by a shift and the odd ones by a mask, and no
-// element leaves its lane.
+// bfloats returns a kernel of bfloat16. Two neighbors share a 32-bit lane, so a shift widens the even elements and a
+// mask the odd ones, and no element leaves its lane.
 //
-// Rounding needs no care for NaNs here: the lower halves of their payloads are
-// zero, as they were widened or made by the processor, so nothing carries.
+// Rounding needs no special treatment of NaNs here: the lower halves of their payloads are zero, because widening or
+// the processor made them, so nothing carries.
 func bfloats(op string) kernel {
 	k := newKernel(op, 2, ymmBytes/2, "BF16")
 	k.unroll = 2
@@ -124,8 +122,7 @@ func bfloats(op string) kernel {
 	return k
 }
 
-// integerSum returns the kernel of sums of integers. Modulo 2^bits, signed and unsigned numbers are the
-// same.
+// integerSum returns the kernel of sums of integers. Signed and unsigned numbers are the same modulo 2^bits.
 func integerSum(bits int) kernel {
 	add := VPADDD
 	if bits == 8 {

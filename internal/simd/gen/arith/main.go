@@ -1,6 +1,5 @@
-// Command arith writes the AVX2 assembly of reductions (internal/hostops), of
-// conversions (internal/convert) and of the question for the processor's features
-// (internal/simd).
+// Command arith writes the AVX2 assembly of reductions (internal/hostops), of conversions (internal/convert) and of
+// CPUID (internal/simd).
 package main
 
 import (

@@ -12,39 +12,35 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// A kernel combines all sources and stores to all destinations. Its registers
-// hold one group of elements at a time: loaded from the first source, combined
-// with every other source, finished, stored to every destination. So each
-// source is read once, each destination written once, and a destination may be
-// a source.
+// A kernel combines all sources and stores to all destinations. Its registers hold one group of elements at a time.
+// The group is loaded from the first source, combined with each other source, finished, and stored to each
+// destination. So each source is read once, each destination is written once, and a destination may be a source.
 type kernel struct {
 	name  string
 	cases []kindOp
 	size  int // bytes of an element in memory
-	// lanes is the number of elements of a full vector in memory, and unroll
-	// the number of these that one turn of the main loop handles.
+	// lanes is the number of elements in a full vector in memory. unroll is the number of vectors in one turn of the
+	// main loop.
 	lanes, unroll int
-	// steps loads constants and returns the parts of the loops; count is the
-	// register with the number of sources.
+	// steps loads constants and returns the parts of the loops. count is the register with the number of sources.
 	steps func(count reg.GPVirtual) steps
 }
 
-// kindOp is a reduction as package dtype names it.
+// kindOp is a reduction, with package dtype's names.
 type kindOp struct{ kind, op string }
 
-// steps are the parts of a kernel that depend on the kind and op. A vector of
-// elements takes one or more registers while it is being combined; w says how
-// many bytes of it are in memory.
+// steps are the parts of a kernel that depend on the kind and op. A vector of elements takes one or more registers
+// while it is combined; w is its size in memory in bytes.
 type steps struct {
 	// load reads w bytes into accumulators.
 	load func(w int, from Mem) vector
 	// combine folds w bytes of the next source into the accumulators.
 	combine func(w int, acc vector, from Mem)
-	// finish turns the accumulators into one register of w bytes to be stored.
+	// finish converts the accumulators to one register of w bytes to store.
 	finish func(w int, acc vector) reg.VecVirtual
 }
 
-// vector is a vector of elements while it is being combined.
+// vector is a vector of elements while it is combined.
 type vector []reg.VecVirtual
 
 // arguments are the parameters of a kernel in registers.
@@ -60,7 +56,7 @@ var (
 	ops = []string{"Sum", "Prod", "Min", "Max", "Avg"}
 )
 
-// dispatch writes the function that goes on as the kernel of a type and op.
+// dispatch writes the function that jumps to the kernel of a type and op.
 func dispatch(kernels []kernel) {
 	avx.Kernel("reduceAVX2", "func(dsts, srcs []uintptr, from, n int, stream bool, dt, op uint8)")
 	names := map[int]string{}
@@ -158,13 +154,12 @@ func (k kernel) arguments(count reg.GPVirtual) arguments {
 	return a
 }
 
-// prefetchAhead is how far before its use a streaming kernel asks for a source,
-// in bytes. The hint says that it will not be used again, as the destinations.
+// prefetchAhead is how many bytes ahead a streaming kernel prefetches a source. The hint says that the source, like
+// the destinations, will not be used again.
 const prefetchAhead = 512
 
-// group handles unroll vectors of w bytes and advances past them, with
-// streaming stores, which need aligned destinations, or ordinary ones. Labels
-// start with name.
+// group handles unroll vectors of w bytes and advances past them. It uses streaming stores, which need aligned
+// destinations, or ordinary ones. Labels start with name.
 func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream bool) {
 	buffer := GP64()
 	next := GP64()
@@ -212,7 +207,7 @@ func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream b
 	SUBQ(U32(unroll*w/k.size), a.left)
 }
 
-// addresses runs body while next, which advances by one address a turn, is below end.
+// addresses runs body while next, which advances by one address per turn, is below end.
 func addresses(label string, next, end reg.GPVirtual, body func()) {
 	CMPQ(next, end)
 	JGE(LabelRef(label + "_end"))

@@ -11,12 +11,11 @@ import (
 )
 
 const (
-	ymmBytes  = 32 // the width of an AVX2 register
-	cacheLine = 64 // of every amd64 processor
+	ymmBytes  = 32 // width of an AVX2 register
+	cacheLine = 64 // on every amd64 processor
 )
 
-// sized returns the part of the register that vectors of w bytes are computed
-// in: all of it, or the lower half.
+// sized returns the part of the register that computes vectors of w bytes: all of it, or the lower half.
 func sized(w int, v reg.VecVirtual) reg.VecVirtual {
 	if w == ymmBytes {
 		return v.AsY().(reg.VecVirtual)
@@ -24,8 +23,7 @@ func sized(w int, v reg.VecVirtual) reg.VecVirtual {
 	return v.AsX().(reg.VecVirtual)
 }
 
-// loadVector reads w bytes, a power of two, into a new register. Bytes above
-// them are zero.
+// loadVector reads w bytes, a power of two, into a new register. The bytes above are zero.
 func loadVector(w int, from Mem) reg.VecVirtual {
 	v := sized(w, YMM())
 	switch w {
@@ -63,12 +61,12 @@ func storeVector(w int, v reg.VecVirtual, to Mem) {
 	}
 }
 
-// storeStream writes a whole register past the caches, to an aligned address.
+// storeStream writes a whole register to an aligned address and bypasses the caches.
 func storeStream(w int, v reg.VecVirtual, to Mem) {
 	VMOVNTDQ(sized(w, v), to)
 }
 
-// broadcast64 returns a register with the value in every 64-bit lane.
+// broadcast64 returns a register with value in every 64-bit lane.
 func broadcast64(value uint64) reg.VecVirtual {
 	bits := GP64()
 	v := YMM()
@@ -78,9 +76,8 @@ func broadcast64(value uint64) reg.VecVirtual {
 	return v
 }
 
-// constant32 returns the address of a constant in memory that is as wide as a
-// register, with the value in every 32-bit lane: for kernels that need more
-// constants than there are registers.
+// constant32 returns the address of a constant as wide as a register, with value in every 32-bit lane. It is for
+// kernels that need more constants than there are registers.
 func constant32(value uint32) Mem {
 	return avx.Table(fmt.Sprintf("lanes%08x", value), value, value, value, value, value, value, value, value)
 }

@@ -1,4 +1,4 @@
-// Package avx has what the generators of AVX2 kernels share.
+// Package avx holds the common parts of the generators of AVX2 kernels.
 package avx
 
 import (
@@ -10,7 +10,7 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// Kernel starts a function. Its slices do not escape: it keeps no pointer.
+// Kernel starts a function. Its slices do not escape, because it keeps no pointer.
 func Kernel(name, signature string, doc ...string) {
 	TEXT(name, NOSPLIT, signature)
 	Pragma("noescape")
@@ -62,7 +62,7 @@ func Fold(v VecVirtual, combine func(ops ...Op)) VecVirtual {
 	return low
 }
 
-// Repeat writes a loop of as many rounds as left says, at least one.
+// Repeat writes a loop of left rounds, at least one.
 func Repeat(left Register, body func()) {
 	Label("loop")
 	body()
@@ -70,7 +70,7 @@ func Repeat(left Register, body func()) {
 	JNZ(LabelRef("loop"))
 }
 
-// Table returns a constant in memory, by a name that stands for its words.
+// Table returns a constant in memory. The name must stand for its words.
 func Table(name string, words ...uint32) Mem {
 	if m, ok := tables[name]; ok {
 		return m
@@ -85,8 +85,8 @@ func Table(name string, words ...uint32) Mem {
 
 var tables = map[string]Mem{}
 
-// Permutations returns a table of eight bytes for each mask of eight bits:
-// the positions of the bits that are set, in ascending order.
+// Permutations returns a table of eight bytes for each mask of eight bits: the positions of the set bits in ascending
+// order.
 var Permutations = sync.OnceValue(func() Mem {
 	table := GLOBL("permutations", RODATA|NOPTR)
 	for mask := range 256 {
@@ -105,9 +105,9 @@ var Permutations = sync.OnceValue(func() Mem {
 
 const block = 64 // elements
 
-// Blocks writes the end of a kernel that handles blocks of 64 elements of the slice of the given name, whose address
-// body gets, until that jumps to the end. Each turn moves other addresses on by that number of bytes. It returns the
-// number of blocks.
+// Blocks writes the end of a kernel that handles blocks of 64 elements of the slice with the given name. body gets
+// the block's address and may jump to the end. Each turn advances the addresses in steps by their numbers of bytes.
+// Blocks returns the number of blocks.
 func Blocks(slice string, body func(x Register), steps ...Step) {
 	x := Load(Param(slice).Base(), GP64())
 	left := Load(Param(slice).Len(), GP64())
@@ -129,7 +129,7 @@ func Blocks(slice string, body func(x Register), steps ...Step) {
 	RET()
 }
 
-// Step is by how many bytes a turn moves an address on.
+// Step is the number of bytes by which a turn advances an address.
 type Step struct {
 	Index Register
 	Bytes int

@@ -21,11 +21,11 @@ func main() {
 
 const (
 	vectors   = 8  // of a chunk
-	maxSpan   = 32 // classes that are counted
+	maxSpan   = 32 // number of counted classes
 	countSize = 2  // bytes
 )
 
-// list shifts elements so that their classes are the lowest bytes, and packs these.
+// list shifts elements so that their classes are the lowest bytes, and packs those bytes.
 func list(size int) {
 	Kernel(fmt.Sprintf("list%dAVX2", size), "func(classes *byte, data *byte, rounds int)",
 		fmt.Sprintf("list%dAVX2 lists the classes of elements of %d bytes, of 32 in each of at least one round.", size, size))
@@ -34,7 +34,7 @@ func list(size int) {
 	rounds := Load(Param("rounds"), GP64())
 	var order VecVirtual
 	if size == 4 {
-		order = YMM() // packing twice leaves the quarters of the two halves by turns
+		order = YMM() // packing twice interleaves the quarters of the two halves
 		VMOVDQU(Table("quarters", 0, 4, 1, 5, 2, 6, 3, 7), order)
 	}
 	Repeat(rounds, func() {
@@ -69,7 +69,7 @@ func list(size int) {
 	RET()
 }
 
-// count finds the lowest and the highest class, and counts those between them one by one.
+// count finds the lowest and the highest class, and counts each class between them.
 func count() {
 	Kernel("countAVX2", "func(chunk *byte, counts *uint16) (lowest, span int)",
 		"countAVX2 counts the classes of a chunk, from the lowest one on. It returns how many classes there are from the",
@@ -92,7 +92,7 @@ func count() {
 	}
 	ones := YMM()
 	VPCMPEQB(ones, ones, ones)
-	VPXOR(ones, maximum, maximum) // the highest byte is the least one of the complements
+	VPXOR(ones, maximum, maximum) // the highest byte is the complement of the lowest complement
 	lowest := minimumByte(minimum)
 	highest := minimumByte(maximum)
 	NOTL(highest)
@@ -136,7 +136,7 @@ func count() {
 	RET()
 }
 
-// minimumByte returns the least byte of v.
+// minimumByte returns the lowest byte of v.
 func minimumByte(v VecVirtual) GPVirtual {
 	x := XMM()
 	shifted := XMM()
@@ -151,7 +151,7 @@ func minimumByte(v VecVirtual) GPVirtual {
 	return minimum
 }
 
-// find counts by vectors until the one with the class, of which it deposits a bit.
+// find counts vector by vector up to the one with the class, and deposits a bit of that vector.
 func find() {
 	Kernel("findAVX2", "func(chunk *byte, class byte, rank int) (position int)",
 		"findAVX2 returns where in a chunk a class occurs after rank other times, which it does.")
@@ -176,7 +176,7 @@ func find() {
 	JL(LabelRef("found"))
 	SUBQ(number.As64(), rank)
 	ADDQ(Imm(32), position)
-	CMPQ(position, U32(32*vectors)) // where nothing is found, which does not happen
+	CMPQ(position, U32(32*vectors)) // nothing is found, which does not happen
 	JL(LabelRef("loop"))
 	Label("found")
 	bit := GP64()

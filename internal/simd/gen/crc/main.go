@@ -1,5 +1,5 @@
-// Command crc writes the kernels that derive how a CRC changes from what changes of a block, one for each size of
-// elements.
+// Command crc writes the kernels that compute the change of a CRC from the changes in a block, one kernel for each
+// element size.
 package main
 
 import (
@@ -20,11 +20,11 @@ func main() {
 	Generate()
 }
 
-// windowLog is the logarithm of windowBytes of package crc.
+// windowLog is the base-2 logarithm of package crc's windowBytes.
 const windowLog = 11
 
-// change sums the products of what changes and powers of x without reducing them, for each window of the block, and
-// reduces the sum where the next window begins.
+// change sums the products of changes and powers of x without reduction for each window of the block, and reduces the
+// sum where the next window begins.
 func change(size int) {
 	Kernel(fmt.Sprintf("change%dCLMUL", size),
 		"func(idx *int32, flips *byte, count int, last int, powers *[2048]uint32, step uint32) (sum uint32)",
@@ -89,7 +89,7 @@ func change(size int) {
 	RET()
 }
 
-// advance adds what is pending to the state, and multiplies it for each window up to the target.
+// advance adds the pending sum to the state, and multiplies the state for each window up to the target.
 func advance(name string, window, target, state Register, pending, step VecVirtual) {
 	sum := GP64()
 	zero := GP64()
@@ -98,7 +98,7 @@ func advance(name string, window, target, state Register, pending, step VecVirtu
 	CRC32Q(sum, zero)
 	XORQ(zero, state)
 	VPXOR(pending, pending, pending)
-	floor := GP64() // of a target, for elements distance the block, which do not count
+	floor := GP64() // of a target, for elements at the block's distance, which do not count
 	XORQ(floor, floor)
 	CMPQ(target, floor)
 	CMOVQLT(floor, target)

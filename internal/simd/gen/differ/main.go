@@ -1,4 +1,5 @@
-// Command differ writes the AVX2 kernels that list where two arrays differ, one for each size of elements.
+// Command differ writes the AVX2 kernels that list the positions at which two arrays differ, one kernel for each
+// element size.
 package main
 
 import (
@@ -17,10 +18,10 @@ func main() {
 	Generate()
 }
 
-const vector = 8 // positions that one look-up finds
+const vector = 8 // positions found by one lookup
 
-// differ looks up the positions of the elements that differ, eight at a time, stores eight, and moves on by
-// their number.
+// differ looks up the positions of differing elements, eight elements at a time, stores eight positions, and advances
+// by the number of differences.
 func differ(size int) {
 	Kernel(fmt.Sprintf("differ%dAVX2", size), "func(list *uint16, old, now *uint64, rounds int) (found int)",
 		fmt.Sprintf("differ%dAVX2 lists the elements of %d bytes that differ, in 32 bytes each of at least one round.",
@@ -46,7 +47,7 @@ func differ(size int) {
 		VPCMPEQB(Mem{Base: now}, v, v)
 		VPMOVMSKB(v, differ)
 		NOTL(differ)
-		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
+		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest byte of its element
 			shifted := GP32()
 			MOVL(differ, shifted)
 			SHRL(Imm(uint64(shift)), shifted)

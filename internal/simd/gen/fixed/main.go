@@ -1,7 +1,7 @@
-// Command fixed writes the AVX2 kernels of sums in fixed point, of float32 by blocks of 64 with one exponent.
+// Command fixed writes the AVX2 kernels of fixed-point sums of float32 in blocks of 64 with one exponent.
 //
-// Each kernel handles whole blocks from the start of its slices, as long as they hold nothing out of
-// the ordinary, and returns how many blocks that were; the Go code that calls it does the rest.
+// Each kernel handles whole blocks from the start of its slices until a block holds something unusual, and returns
+// the number of blocks it has handled. The calling Go code handles the remainder.
 package main
 
 import (
@@ -29,12 +29,12 @@ func main() {
 const (
 	block   = 64
 	vectors = 8 // registers of a block
-	// aheadBytes is how far behind the block that is summed terms are fetched: nothing reads on while blocks whose
-	// exponents are known are summed, and no processor reads ahead beyond a page.
+	// aheadBytes is how far ahead of the current block terms are prefetched. Nothing else reads ahead while blocks
+	// with known exponents are summed, and processors do not prefetch across pages.
 	aheadBytes = 4096
 )
 
-// sign is the bit by which an exponent as it is stored, an I8, differs from the field of a float.
+// sign is the bit in which a stored exponent, an I8, differs from a float's exponent field.
 const sign = 1 << 7
 
 // raiseExponents raises the exponent of each block to the exponent of its largest value.
@@ -64,7 +64,7 @@ func raiseExponents() {
 	}, Step{exponents, 1})
 }
 
-// storeFixed multiplies by a power of two in two steps, as a single one may be out of range.
+// storeFixed multiplies by a power of two in two steps, because a single one may be out of range.
 func storeFixed() {
 	Kernel("storeFixedAVX2", "func(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)",
 		"storeFixedAVX2 stores values of blocks as integers, or adds them.")
@@ -143,14 +143,14 @@ func loadFixed() {
 		for i := range vectors {
 			v := loadScaled(sums, 32*i, scale)
 			VINSERTF128(Imm(1), loadScaled(sums, 32*i+16, scale).AsX(), v, v)
-			VMINPS(v, limit, v) // in this order NaN stays
+			VMINPS(v, limit, v) // in this order a NaN stays
 			VMAXPS(v, lowest, v)
 			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
 		}
 	}, Step{sums, 4 * block}, Step{exponents, 1})
 }
 
-// loadScaled returns four sums, times a scale, rounded to float32.
+// loadScaled returns four sums times a scale, rounded to float32.
 func loadScaled(sums Register, offset int, scale VecVirtual) VecVirtual {
 	wide := YMM()
 	narrow := YMM()
@@ -160,7 +160,7 @@ func loadScaled(sums Register, offset int, scale VecVirtual) VecVirtual {
 	return narrow
 }
 
-// loadFixedPower rounds once, as the product with a power of two is exact.
+// loadFixedPower rounds once, because the product with a power of two is exact.
 func loadFixedPower() {
 	Kernel("loadFixedPowerAVX2",
 		"func(dst []float32, sums *int32, exponents *byte, offset, lowest, highest int) (done int)",
@@ -191,8 +191,9 @@ func loadFixedPower() {
 	}, Step{sums, 4 * block}, Step{exponents, 1})
 }
 
-// rounds writes the end of a kernel that handles a block for each exponent, whose address body gets, until that jumps
-// to the end, or to the next one. offset is where a block is in arrays. It returns the number of blocks.
+// rounds writes the end of a kernel that handles a block for each exponent. body gets the exponent's address and may
+// jump to the end or to the next block. offset is the block's offset in the arrays. rounds returns the number of
+// blocks.
 func rounds(offset Register, body func(exponent Mem)) {
 	exponents := Load(Param("exponents").Base(), GP64())
 	count := Load(Param("exponents").Len(), GP64())
@@ -212,7 +213,7 @@ func rounds(offset Register, body func(exponent Mem)) {
 	RET()
 }
 
-// loop writes a loop of a name over a list of arrays, at least one, of which body gets the block at an offset.
+// loop writes a loop with a name over a list of at least one array. body gets the block at an offset.
 func loop(name, list string, offset Register, body func(j int, x Mem)) {
 	arrays := Load(Param(list).Base(), GP64())
 	count := Load(Param(list).Len(), GP64())
@@ -229,14 +230,15 @@ func loop(name, list string, offset Register, body func(j int, x Mem)) {
 	JLT(LabelRef(name))
 }
 
-// skipZeros goes to the end if a block whose exponent is below the lowest has other terms than zeros, as there are in
-// gradients of parameters that were not used; otherwise store stores the results, and it goes to the next one.
+// skipZeros handles a block whose exponent is below the lowest. Such a block has only zeros if its parameters were
+// not used: store stores the results, and the kernel continues with the next block. A block with other terms jumps to
+// the end.
 func skipZeros(field Register, lowest Op, offset Register, store func(zero VecVirtual)) {
 	CMPQ(field, lowest)
 	JGE(LabelRef("ordinary"))
 	all := Zero()
 	loop("zero", "terms", offset, func(_ int, x Mem) { VPOR(x, all, all) })
-	VPSLLD(Imm(1), all, all) // the sign is not looked at
+	VPSLLD(Imm(1), all, all) // ignore the sign
 	VPTEST(all, all)
 	JNE(LabelRef("end"))
 	store(all)
@@ -244,7 +246,7 @@ func skipZeros(field Register, lowest Op, offset Register, store func(zero VecVi
 	Label("ordinary")
 }
 
-// exponents goes first over some blocks: those of a block are known long after its values were read.
+// exponents runs first, over several blocks: the exponent of a block is known long after its values were read.
 func exponents() {
 	Kernel("exponentsAVX2", "func(exponents []byte, terms []uintptr, offset int) (done int)",
 		"exponentsAVX2 stores the exponents of the blocks of all terms, arrays of float32 from an offset in bytes on.")
@@ -266,7 +268,8 @@ func exponents() {
 	})
 }
 
-// sumTerms returns the sums of a block. Its exponent is as large as to make integers of terms by a single product.
+// sumTerms returns the sums of a block. The exponent is large enough that a single product makes integers of the
+// terms.
 func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
 	power := GP64()
 	MOVQ(bits, power)
@@ -277,7 +280,7 @@ func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
 		sums[j] = Zero()
 	}
 	loop("term", "terms", offset, func(j int, x Mem) {
-		if j%2 == 0 { // a line of cache
+		if j%2 == 0 { // one per cache line
 			fetched := x
 			fetched.Disp += aheadBytes
 			PREFETCHT0(fetched)
@@ -321,7 +324,7 @@ func sumFixed() {
 	})
 }
 
-// meanFixed makes values of sums as loadFixedPower or, as any other multiples, as loadFixed does.
+// meanFixed makes values from sums, as loadFixedPower does or, for other multiples, as loadFixed does.
 func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, multiple Register) VecVirtual) {
 	Kernel(name,
 		"func(means []uintptr, exponents []byte, terms []uintptr, offset, bits int, limits *[3]int) (done int)",
@@ -348,7 +351,7 @@ func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, 
 	})
 }
 
-// meanOfPower rounds once, as the product with a power of two is exact.
+// meanOfPower rounds once, because the product with a power of two is exact.
 func meanOfPower() {
 	meanFixed("meanPowerAVX2", func(v, scale VecVirtual) {
 		VCVTDQ2PS(v, v)
@@ -388,7 +391,7 @@ func meanOfAny() {
 	})
 }
 
-// heights finds how large the squares of sums may be.
+// heights bounds the squares of sums.
 func heights() {
 	Kernel("heightsAVX2", "func(sums []int32, exponents *byte, top *int) (done int)",
 		"heightsAVX2 raises top to the exponents of blocks that are not zeros and the lengths of their largest sums,",
@@ -421,7 +424,7 @@ func heights() {
 	}, Step{exponents, 1})
 }
 
-// squares adds up as integers, so that the lanes need no order. Of the two shifts one is by nothing.
+// squares adds as integers, so the order of lanes does not matter. One of the two shifts is by zero.
 func squares() {
 	Kernel("squaresAVX2", "func(sums []int32, exponents *byte, offset int, words *[2]uint64) (done int)",
 		"squaresAVX2 adds the squares of sums, shifted to the left by twice their exponents and an offset, to the words",

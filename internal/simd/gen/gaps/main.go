@@ -1,4 +1,4 @@
-// Command gaps writes the kernels that code the gaps between indices, with AVX2 and BMI2.
+// Command gaps writes the kernels that encode and decode the gaps between indices, with AVX2 and BMI2.
 package main
 
 import (
@@ -90,7 +90,7 @@ func sums() {
 	RET()
 }
 
-// flush writes acc, in which n bits are set, and keeps those that fill no byte.
+// flush writes acc, in which n bits are set, and keeps the bits that do not fill a byte.
 func flush(dst, acc, n Register) {
 	MOVQ(acc, Mem{Base: dst})
 	bytes := GP64()
@@ -163,7 +163,7 @@ func putHigh() {
 	RET()
 }
 
-// decode lists where ones are, and then makes indices of eight entries at a time, whose low bits are k bytes.
+// decode lists the positions of ones and then makes indices of eight entries at a time, whose low bits are k bytes.
 func decode() {
 	Kernel("decodeAVX2", "func(idx []int32, low, high []byte, k uint, next int32) (enough bool)",
 		"decodeAVX2 decodes a block without capped quotients, of at least one entry with at most 25 low bits, if",
@@ -205,7 +205,7 @@ func decode() {
 	low := Load(Param("low").Base(), GP64())
 	k := Load(Param("k"), GP64())
 	half := GP64()   // the bytes of four entries
-	lowest := GP32() // bits that are beyond these
+	lowest := GP32() // bits beyond these bytes
 	MOVQ(k, half)
 	SHRQ(Imm(1), half)
 	MOVL(I32(-1), lowest)
@@ -217,7 +217,8 @@ func decode() {
 	i := YMM()
 	sum := Broadcast(Load(Param("next"), GP32()))
 	VMOVQ(k, count)
-	// The bits at which entries begin in the halves of a register, whose upper one has half a byte more if k is odd.
+	// The bits at which entries begin in the halves of a register. The upper half starts half a byte later if k is
+	// odd.
 	VPMULLD(Table("places", 0, 1, 2, 3, 0, 1, 2, 3), Broadcast(k.(GPVirtual).As32()), shift)
 	odd := GP32()
 	MOVL(k.(GPVirtual).As32(), odd)
@@ -233,7 +234,7 @@ func decode() {
 	VMOVDQU(Table("iota", 0, 1, 2, 3, 4, 5, 6, 7), i)
 	eights := Table("eights", repeated(8)...)
 	last := Lanes(7)
-	// eight turns where eight ones are into indices.
+	// eight converts the positions of eight ones to indices.
 	eight := func(q VecVirtual) {
 		v := YMM()
 		t := YMM()
@@ -242,7 +243,7 @@ func decode() {
 		VPSHUFB(shuffle, v, v)
 		VPSRLVD(shift, v, v)
 		VPAND(mask, v, v)
-		for _, bytes := range []uint64{4, 8} { // the sums of those before
+		for _, bytes := range []uint64{4, 8} { // the sums of the lanes before
 			VPSLLDQ(Imm(bytes), v, t)
 			VPADDD(t, v, v)
 		}
@@ -287,5 +288,5 @@ func decode() {
 	RET()
 }
 
-// repeated returns eight words.
+// repeated returns eight copies of a word.
 func repeated(word uint32) []uint32 { return slices.Repeat([]uint32{word}, 8) }

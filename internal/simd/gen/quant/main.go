@@ -1,8 +1,8 @@
-// Command quant writes the AVX2 kernels that quantise float32 by blocks of 64 with one scale, and the
+// Command quant writes the AVX2 kernels that quantize float32 in blocks of 64 with one scale, and the kernels for the
 // way back.
 //
-// Each kernel handles whole blocks from the start of its slices, as long as they hold nothing out of
-// the ordinary, and returns how many blocks that were; the Go code that calls it does the rest.
+// Each kernel handles whole blocks from the start of its slices until a block holds something unusual, and returns
+// the number of blocks it has handled. The calling Go code handles the remainder.
 package main
 
 import (
@@ -64,7 +64,7 @@ func quantize(name string, bits int) {
 			VPMAXSD(v, largest, largest)
 		}
 		x := Fold(largest, VPMAXSD)
-		VDIVSS(highest, x, x) // a NaN or infinity stays one
+		VDIVSS(highest, x, x) // a NaN or infinity stays as it is
 		factor := storeScale(x, scales)
 		inverse := YMM()
 		VDIVSS(x, one, x)
@@ -116,7 +116,7 @@ func quantize(name string, bits int) {
 	}, Step{lost, 4 * block}, Step{scales, 2}, Step{codes, block * bits / 8})
 }
 
-// signs adds magnitudes as CodecSign is specified: the upper half onto the lower one.
+// signs adds magnitudes as CodecSign specifies: the upper half to the lower half.
 func signs() {
 	Kernel("quantizeSignAVX2", "func(codes, scales *byte, src, lost []float32) (done int)",
 		"quantizeSignAVX2 writes the signs and the mean magnitudes of blocks, until one has a value that is not",
@@ -173,7 +173,7 @@ func signs() {
 	}, Step{lost, 4 * block}, Step{scales, 2}, Step{codes, block / 8})
 }
 
-// storeScale rounds the first lane of x to BF16 and stores it, or goes to the end if it is near the ends of the
+// storeScale rounds the first lane of x to BF16 and stores it, or jumps to the end if it is near the ends of the
 // range. It returns the rounded number in all lanes.
 func storeScale(x VecVirtual, to Register) VecVirtual {
 	scale := GP32()
@@ -196,8 +196,8 @@ func storeScale(x VecVirtual, to Register) VecVirtual {
 	return factor
 }
 
-// columns walks over a group of 4096 elements as the partial sums of CodecI2 do: by four columns of 256, of
-// 16 rows each. body gets the first row's place, and repeat writes what is done for a row.
+// columns walks over a group of 4096 elements in the order of CodecI2's partial sums: four columns of 256 elements,
+// in 16 rows each. body gets the first row's place, and repeat writes the code for a row.
 func columns(body func(index Register, rows func(row func(disp int)))) {
 	index := GP64()
 	XORQ(index, index)
@@ -293,9 +293,8 @@ func groupBins() {
 	RET()
 }
 
-// groupHalves gives values codes from 0 to 3: the larger and the smaller negative ones, the smaller and the larger
-// others. A code is 2, less one of a negative value, plus one of a larger one where it is not negative and less one
-// where it is.
+// groupHalves gives values codes from 0 to 3: large negative, small negative, small positive, large positive. A code
+// is 2, minus one for a negative value. A large value adds one if it is not negative and subtracts one if it is.
 func groupHalves() {
 	Kernel("groupHalvesAVX2", "func(bins *byte, x *float32, threshold, negative uint32)",
 		"groupHalvesAVX2 stores the halves of a group, of which larger ones have magnitudes from a threshold on.")
@@ -304,7 +303,7 @@ func groupHalves() {
 	one := Lanes(1)
 	magnitude := Lanes(0x7fffffff)
 	two := Lanes(2)
-	var bounds [2]VecVirtual // the largest of the smaller ones
+	var bounds [2]VecVirtual // the largest of the small values
 	for i, name := range []string{"threshold", "negative"} {
 		bounds[i] = YMM()
 		r := Load(Param(name), GP32())
@@ -323,7 +322,7 @@ func groupHalves() {
 			VMOVUPS(Mem{Base: x, Disp: 32 * i}, sign)
 			VBLENDVPS(sign, bounds[1], bounds[0], bound)
 			VPAND(magnitude, sign, q[i])
-			VPCMPGTD(bound, q[i], q[i]) // -1 for larger ones
+			VPCMPGTD(bound, q[i], q[i]) // -1 for large values
 			VPSRAD(Imm(31), sign, sign)
 			VPXOR(sign, q[i], q[i])
 			VPSUBD(q[i], two, q[i]) // 3 or 2, and with a sign 2 or 3

@@ -1,8 +1,8 @@
-// Command select writes the AVX2 kernels that search and sum float32 arrays:
-// selection and counting by magnitude key, sums, squared deviations, scaling.
+// Command select writes the AVX2 kernels that search and sum float32 arrays: selection and counting by magnitude key,
+// sums, squared deviations, scaling.
 //
-// Each kernel handles whole blocks from the start of its slices and returns
-// how many elements that were; the Go code that calls it does the rest.
+// Each kernel handles whole blocks from the start of its slices and returns the number of elements it has handled.
+// The calling Go code handles the remainder.
 package main
 
 import (
@@ -25,10 +25,9 @@ func main() {
 
 const vector = 8 // float32 in one register
 
-// loop walks over the slice parameter of the given name, step elements at a
-// time, as long as a whole step is left and goOn, if any, does not jump to the
-// label that it gets. body receives the address of the current element 0. The
-// register returned counts the elements done.
+// loop walks over the slice parameter with the given name, step elements at a time, while a whole step is left and
+// goOn, if not nil, does not jump to the label that it gets. body receives the address of the current element 0. The
+// returned register counts the elements done.
 func loop(name string, step int, goOn func(stop LabelRef), body func(x Mem, done Register)) Register {
 	x := Load(Param(name).Base(), GP64())
 	last := Load(Param(name).Len(), GP64())
@@ -48,7 +47,7 @@ func loop(name string, step int, goOn func(stop LabelRef), body func(x Mem, done
 	return done
 }
 
-// keys tells which elements have a key in the range [lo, lo+width].
+// keys finds the elements with a key in the range [lo, lo+width].
 type keys struct {
 	magnitude, lo, width VecVirtual
 }
@@ -62,8 +61,8 @@ func loadKeys() keys {
 	}
 }
 
-// match returns all ones in the lanes of x (a register or memory) that have a
-// key in the range. As unsigned integers, key-lo <= width says it.
+// match returns all ones in the lanes of x (a register or memory) with a key in the range. The test is key-lo <=
+// width in unsigned integers.
 func (k keys) match(x Op) VecVirtual {
 	hit := YMM()
 	low := YMM()
@@ -74,16 +73,14 @@ func (k keys) match(x Op) VecVirtual {
 	return hit
 }
 
-// selectRange works in two steps on tiles that stay in the first-level cache,
-// so that no branch depends on where matches are. The first step lists the
-// blocks that have any: it writes each block to the list and moves on by the
-// outcome of the test. The second step compresses the matching lanes of every
-// vector of these blocks to the front, with a permutation looked up by the mask
-// of matches, stores all lanes, and moves on by the number of matches.
+// selectRange works in two steps on tiles that stay in the first-level cache, so that no branch depends on the places
+// of matches. The first step lists the blocks with a match: it writes each block to the list and advances by the
+// outcome of the test. The second step compresses the matching lanes of each vector in these blocks to the front,
+// with a permutation looked up by the mask of matches, stores all lanes, and advances by the number of matches.
 //
-// With a gradient, the first step adds it, so the second finds the sums in the cache. Elements left when there is no
-// room for matches are still added. Where the sums are to bypass the caches, they are made in a separate tile, and go
-// from there to x.
+// With a gradient, the first step adds it, so the second finds the sums in the cache. Elements that are left when
+// there is no space for matches are still added. If the sums must bypass the caches, they are made in a separate tile
+// and move from there to x.
 func selectRange(withGrad bool) {
 	const (
 		vectors = 4
@@ -116,7 +113,7 @@ func selectRange(withGrad bool) {
 	XORQ(done, done)
 	Load(Param("x").Len(), last)
 	SUBQ(Imm(block), last)
-	// The source of the selection: x, or a tile, as if it lay where x does.
+	// The source of the selection: x, or a tile, addressed as if it were at x.
 	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
 	var start Mem // of the tile
 	// sum returns vector i of the block, with the gradient.
@@ -233,7 +230,7 @@ func selectRange(withGrad bool) {
 	}
 	JMP(LabelRef("compress"))
 
-	// stream writes the tile, if there is one, to where x is.
+	// stream copies the tile, if there is one, to x.
 	stream := func(name string) {
 		CMPQ(Address(Param("tile")), Imm(0))
 		JE(LabelRef(name + "_end"))
@@ -286,8 +283,8 @@ func selectRange(withGrad bool) {
 	RET()
 }
 
-// countRange subtracts the matches (all ones, that is -1) from counters in
-// each lane, which 2^31 elements cannot overflow.
+// countRange subtracts the matches (all ones, that is -1) from a counter in each lane, which 2^31 elements cannot
+// overflow.
 func countRange() {
 	const vectors = 4
 	Kernel("countAVX2", "func(x []float32, lo, width uint32) (done, found int)",
@@ -319,9 +316,8 @@ func zeros(n int) []VecVirtual {
 	return list
 }
 
-// sums writes the loop and the end of a kernel that adds terms in float64 to
-// sixteen partial sums, four to a register, and stores these in acc. term turns
-// four elements, as float64, into what is added.
+// sums writes the loop and the end of a kernel that adds terms in float64 to sixteen partial sums, four per register,
+// and stores these in acc. term converts four elements, as float64, to their terms.
 func sums(term func(x VecVirtual)) {
 	const vectors, doubles = 4, 4
 	acc := zeros(vectors)
