@@ -18,8 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Examples refuse flags and words that they do not know, and numbers that mean nothing, of which they name the flag or
-// the setting.
+// Examples refuse unknown flags and words, and numbers without meaning. The error names the flag or the setting.
 func TestWrongArguments(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds all examples")
@@ -28,7 +27,7 @@ func TestWrongArguments(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, mains)
 	dir := t.TempDir()
-	// Tables for debuggers would take as long again.
+	// Debug information would take as long again.
 	args := []string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
 	for _, file := range mains {
 		args = append(args, "./"+filepath.Dir(file))
@@ -52,7 +51,7 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
-// meaningless are commands with numbers that mean nothing, and what the programs say of them.
+// meaningless maps commands with meaningless numbers to the errors of the programs.
 var meaningless = map[string]string{
 	"data-parallel -epochs -1":   "-epochs is -1",
 	"data-parallel -epochs 0":    "-epochs is 0",
@@ -70,8 +69,8 @@ var meaningless = map[string]string{
 	"outer -density NaN":         "Density is NaN",
 }
 
-// TestNumbersAreChecked: programs compare each number that a flag sets, but -ranks, which tutti.Run checks, or leave it
-// to the library: the last ones.
+// TestNumbersAreChecked checks that programs compare each number that a flag sets. Exceptions are -ranks, which
+// tutti.Run checks, and the flags listed last, which the library checks.
 func TestNumbersAreChecked(t *testing.T) {
 	byLibrary := []string{"ranks", "outer: density"}
 	var mains []string
@@ -83,7 +82,7 @@ func TestNumbersAreChecked(t *testing.T) {
 	numbers := regexp.MustCompile(`flag\.(?:Int|Uint|Int64|Uint64|Float64|Duration)(?:Var)?\((?:&[\w.]+, )?"(\w+)"`)
 	for _, file := range mains {
 		if strings.Contains(filepath.ToSlash(file), "/cmd/") {
-			continue // no example
+			continue // not an example
 		}
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -94,7 +93,7 @@ func TestNumbersAreChecked(t *testing.T) {
 	}
 }
 
-// Programs of other modules, which this one does not build, ask for stray words as the examples do.
+// Programs of other modules, which this module does not build, check for stray words as the examples do.
 func TestStrayWords(t *testing.T) {
 	var mains []string
 	for _, pattern := range []string{"../adapters/*/*/main.go", "../adapters/*/*/*/main.go", "../delta/*/main.go", "../lab/*/*/main.go"} {
@@ -102,7 +101,7 @@ func TestStrayWords(t *testing.T) {
 		require.NoError(t, err)
 		mains = append(mains, found...)
 	}
-	for _, file := range mains { // none in a copy of the examples alone
+	for _, file := range mains { // a copy of the examples alone has none
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		if strings.Contains(string(text), "flag.Parse()") {
@@ -111,7 +110,7 @@ func TestStrayWords(t *testing.T) {
 	}
 }
 
-// TestRun: programs begin with tutti.Run, or say in their package comment what they do instead of it.
+// TestRun checks that programs begin with tutti.Run, or say in their package comment what they do instead.
 func TestRun(t *testing.T) {
 	var mains []string
 	for _, pattern := range []string{"*/main.go", "../delta/*/main.go", "../adapters/*/*/main.go", "../adapters/*/*/*/main.go"} {
@@ -121,7 +120,7 @@ func TestRun(t *testing.T) {
 	}
 	for _, path := range mains {
 		if regexp.MustCompile(`[/\\](cmd|generate)[/\\]`).MatchString(path) {
-			continue // no example
+			continue // not an example
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.ImportsOnly)
 		require.NoError(t, err)

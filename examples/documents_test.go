@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDocuments finds each Go block of the documents in a file that is compiled: an example, or a test of one. A line
-// of dots stands for lines left out. Pages that a document links to exist, and so does an example that it names there.
+// TestDocuments finds each Go block of the documents in a compiled file: an example, or the test of one. A line of
+// dots stands for omitted lines. Pages that a document links to exist, and so do the examples that it names there.
 func TestDocuments(t *testing.T) {
 	if _, err := os.Stat("../README.md"); err != nil {
 		t.Skip("the examples were copied out of the repository")
@@ -59,7 +59,8 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestAdapters: the lines that an adapter takes are those that its page adds, and the program has them.
+// TestAdapters checks that the number of lines that an adapter takes equals the number that its page adds, and that
+// the program has those lines.
 func TestAdapters(t *testing.T) {
 	page, err := os.ReadFile("../docs/adapters.md")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,7 +100,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// lines returns the lines of a text that are not blank, without indentation.
+// lines returns the nonblank lines of a text without indentation.
 func lines(text string) []string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -110,7 +111,7 @@ func lines(text string) []string {
 	return all
 }
 
-// contains reports whether a file has the pieces of a block one after the other.
+// contains reports whether a file contains the pieces of a block in order.
 func contains(file, block []string) bool {
 	for len(block) > 0 {
 		n := slices.IndexFunc(block, func(line string) bool { return line == "…" || line == "..." })

@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// The program takes no arguments: what it does not know is an error, as with the other examples.
+// The program takes no arguments: like the other examples, it refuses unknown ones.
 func init() {
 	if len(os.Args) > 1 {
 		log.Fatalf("unknown arguments: %q", os.Args[1:])

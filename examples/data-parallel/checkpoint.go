@@ -18,12 +18,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// checkpoint is what is needed to go on as if nothing had been, on as many ranks, or on others. The parameters are the
-// same on all ranks; a rank's residual and momentum are its own.
+// checkpoint is the state from which a training continues as if it had not stopped, on the same or another number of
+// ranks. The parameters are the same on all ranks; each rank has its own residual and momentum.
 type checkpoint struct {
-	Epoch      int       // the next one
+	Epoch      int       // next epoch
 	Parameters []float32 // of the model
-	Ranks      [][]byte  // of each rank, the state of its exchange
+	Ranks      [][]byte  // by rank: the state of its exchange
 }
 
 // save gathers the states of the ranks on rank 0, which writes the file.
@@ -52,8 +52,7 @@ func save(
 	})
 }
 
-// resume reads the file on rank 0, gives all ranks what is theirs, and returns the
-// epoch to go on with: 0 if there is no file.
+// resume reads the file on rank 0, distributes the state, and returns the next epoch: 0 if there is no file.
 func resume(
 	ctx context.Context,
 	rt runtime.Runtime,
@@ -95,17 +94,17 @@ func resume(
 	return all.Epoch, exchange.Restore(ctx, states...)
 }
 
-// Meanings of the first byte of rank 0's message.
+// Values of the first byte of rank 0's message.
 const (
 	absent  = iota // there is no file
-	present        // its content follows, which may be empty
+	present        // its content follows and may be empty
 )
 
-// announce returns what rank 0 tells the others of the file.
+// announce returns rank 0's message about the file.
 func announce(path string) ([]byte, error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without the folder, the first epoch would be trained in vain.
+		// Without the directory, the first epoch would be lost.
 		_, err = os.Stat(filepath.Dir(path))
 		return []byte{absent}, err
 	}

@@ -1,7 +1,6 @@
-// Command data-parallel trains a small network to read digits, on several ranks:
-// the smallest program with everything that such a training needs. Each rank
-// computes the gradient of its share of a batch, an allreduce averages what the
-// ranks computed, and all make the same update.
+// Command data-parallel trains a small network to recognize digits on several ranks. It is the smallest program with
+// everything that such a training needs. Each rank computes the gradient of its share of a batch, an allreduce
+// averages the gradients, and all ranks make the same update.
 //
 //	go run ./examples/data-parallel                     # four ranks, goroutines of one process
 //	go run ./examples/data-parallel -density 0.1        # a tenth of the update is sent
@@ -30,14 +29,14 @@ import (
 
 // settings are the same on all ranks.
 type settings struct {
-	epochs       int     // how often to see all images
+	epochs       int     // number of passes over the images
 	batch        int     // images of a rank in a step
 	learningRate float32 // before the exchange
 	momentum     float64 // within the exchange
-	pattern      string  // what is sent
-	density      float64 // share of the entries that is sent
-	clip         float64 // largest norm of an update; 0 is none
-	checkpoint   string  // file, none if empty
+	pattern      string  // pattern of the exchange
+	density      float64 // fraction of the entries that is sent
+	clip         float64 // largest norm of an update; 0 means no limit
+	checkpoint   string  // file; "" for none
 }
 
 func main() {
@@ -71,7 +70,7 @@ func main() {
 		s.pattern = sparse.Oktopk
 	}
 	err := world.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
-		r.Comm = comm.Limit(r.Comm, 10*time.Minute, nil) // no wait takes longer
+		r.Comm = comm.Limit(r.Comm, 10*time.Minute, nil) // a wait ends after ten minutes
 		result, err := train(ctx, r, s)
 		if err == nil && r.Comm.Rank() == 0 {
 			fmt.Println(result)
@@ -83,12 +82,12 @@ func main() {
 	}
 }
 
-// result is what a training came to.
+// result is the outcome of a training.
 type result struct {
 	ranks      int     // of the world
-	epochs     int     // that were trained
-	accuracy   float64 // on images that it was not trained on
-	sent       float64 // bytes, the average of the ranks
+	epochs     int     // trained epochs
+	accuracy   float64 // on test images
+	sent       float64 // bytes, averaged over ranks
 	parameters uint32  // checksum
 }
 
@@ -104,7 +103,7 @@ func (r result) String() string {
 	)
 }
 
-// train is one rank.
+// train trains as one rank.
 func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 	c := r.Comm
 	rt := r.Runtime
@@ -112,11 +111,11 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	model := newModel(uint64(c.Rank())) // as a rank that reads no seed would: they differ
+	model := newModel(uint64(c.Rank())) // models differ between ranks without a common seed
 	update := make([]float32, len(model.parameters))
 	meter := metered.New(c)
 
-	// Tensors are the slices themselves: nothing is copied.
+	// The slices themselves are the tensors: nothing is copied.
 	var tensors []*runtime.Tensor
 	for _, values := range [][]float32{model.parameters, update} {
 		t, err := cpu.Wrap(rt, values)
@@ -131,7 +130,7 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		Density:    s.density,
 		Momentum:   s.momentum,
 		ClipNorm:   s.clip,
-		ClipGlobal: true, // by one factor for all ranks
+		ClipGlobal: true, // by the same factor on all ranks
 	}
 	exchange, err := sparse.New(rt, meter, len(update), cfg)
 	if err != nil {
@@ -143,7 +142,7 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		return result{}, err
 	}
 
-	// All ranks start from the checkpoint that rank 0 has, or from its parameters.
+	// All ranks start from rank 0's checkpoint or, without one, from its parameters.
 	first, err := resume(ctx, rt, c, s, model.parameters, exchange)
 	if err != nil {
 		return result{}, err
@@ -154,8 +153,8 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 
 	for epoch := first; epoch < s.epochs; epoch++ {
 		for _, images := range sampler.Batches(epoch, s.batch) {
-			// Learning rate and momentum come before the exchange, so that entries that
-			// are sent later are of the size they had when they arose.
+			// Learning rate and momentum come before the exchange, so that entries that are sent later keep the size
+			// that they had when they arose.
 			for i, g := range model.gradient(training, images) {
 				update[i] = s.learningRate * g
 			}
@@ -176,7 +175,7 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 	return total, err
 }
 
-// summarize returns what the ranks have reached together: the accuracy of the model, and the average of what they sent.
+// summarize returns the joint result of the ranks: the accuracy of the model, and the average number of bytes sent.
 func summarize(ctx context.Context, r tutti.Rank, m *model, test digits.Set, sentBytes int64) (result, error) {
 	accuracy, err := testShares(ctx, r, m, test)
 	if err != nil {
@@ -194,8 +193,8 @@ func summarize(ctx context.Context, r tutti.Rank, m *model, test digits.Set, sen
 	}, nil
 }
 
-// testShares returns the accuracy of a model. Each rank tests its share, and the average over the ranks
-// weighs them.
+// testShares returns the accuracy of a model. Each rank tests its share, and the shares weight the average over
+// ranks.
 func testShares(ctx context.Context, r tutti.Rank, m *model, test digits.Set) (float64, error) {
 	share, err := distributed.NewSampler(
 		r.Comm,
@@ -218,7 +217,7 @@ func testShares(ctx context.Context, r tutti.Rank, m *model, test digits.Set) (f
 	return accuracy[0], nil
 }
 
-// checksum is of the bits, for comparing runs.
+// checksum hashes the bits, for a comparison of runs.
 func checksum(values []float32) uint32 {
 	sum := crc32.NewIEEE()
 	for _, v := range values {

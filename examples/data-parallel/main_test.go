@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
-// run trains on goroutines; every rank must come to the same parameters.
+// run trains on goroutines. All ranks must end with the same parameters.
 func run(t *testing.T, ranks int, s settings) result {
 	t.Helper()
 	results := make([]result, ranks)
@@ -31,8 +31,8 @@ func run(t *testing.T, ranks int, s settings) result {
 	return results[0]
 }
 
-// TestResume: a run that is interrupted after some epochs, and resumed, ends with
-// the bits of one that is not, also where ranks have something left to send.
+// TestResume checks that a run that is interrupted and resumed ends with the bits of an uninterrupted one, including
+// ranks with a residual.
 func TestResume(t *testing.T) {
 	for pattern, accuracy := range map[string]float64{sparse.Dense: 0.95, sparse.Oktopk: 0.9} {
 		s := settings{epochs: 10, batch: 16, learningRate: 0.1, momentum: 0.9, pattern: pattern, density: 0.1}
@@ -54,8 +54,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestRefusedCheckpoints: a file that is no checkpoint of this network, such as the empty one that a crash of the host
-// can leave, is an error on all ranks, and stays.
+// TestRefusedCheckpoints checks that a file that is no checkpoint of this network is an error on all ranks and is
+// kept. One such file is the empty file that a host's crash can leave.
 func TestRefusedCheckpoints(t *testing.T) {
 	encoded := func(saved checkpoint) []byte {
 		var b bytes.Buffer
@@ -86,7 +86,7 @@ func TestRefusedCheckpoints(t *testing.T) {
 	}
 }
 
-// TestNoFolder: without the folder of the checkpoint nothing is trained.
+// TestNoFolder checks that nothing is trained without the checkpoint's directory.
 func TestNoFolder(t *testing.T) {
 	s := settings{epochs: 1, batch: 16, pattern: sparse.Dense, checkpoint: filepath.Join(t.TempDir(), "none", "run.gob")}
 	err := tutti.Config{Backend: tutti.Local, Ranks: 2}.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
@@ -97,8 +97,7 @@ func TestNoFolder(t *testing.T) {
 	require.ErrorContains(t, err, "stat ")
 }
 
-// TestMoreRanks: the same batches on more ranks are the same training, but for
-// rounding.
+// TestMoreRanks checks that the same batches on more ranks give the same training, apart from rounding.
 func TestMoreRanks(t *testing.T) {
 	s := settings{epochs: 5, batch: 48, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
 	one := run(t, 1, s)

@@ -16,8 +16,7 @@ type model struct {
 	parameters []float32 // of both layers
 }
 
-// layers are the parts of parameters, or of their gradient: weights row by row,
-// one row for each output.
+// layers are views of parameters or of their gradient. Weights are in row order, with one row for each output.
 type layers struct{ w1, b1, w2, b2 []float32 }
 
 func cut(v []float32) layers {
@@ -102,7 +101,7 @@ func (m *model) gradient(set digits.Set, images []int) []float32 {
 	return gradient
 }
 
-// accuracy returns the share of images whose digit is the most probable one.
+// accuracy returns the fraction of images whose digit is the most probable one.
 func (m *model) accuracy(set digits.Set, images []int) float64 {
 	right := 0
 	for _, image := range images {

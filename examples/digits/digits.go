@@ -23,18 +23,18 @@ const (
 	maxPixel = 16 // darkest value in the file
 )
 
-// TestImages is how many images [Split] keeps for the test, a fifth.
+// TestImages is the number of images that [Split] keeps for the test, a fifth.
 const TestImages = 360
 
 //go:embed digits.csv.gz
 var compressed []byte
 
-// Set is a number of images with their digits.
+// Set is a list of images with their digits.
 type Set struct {
 	// Inputs are the images, row by row: image i is at [i*Pixels, (i+1)*Pixels).
 	// Pixels are scaled to [0, 1].
 	Inputs []float32
-	// Labels are the digits, one an image.
+	// Labels are the digits, one per image.
 	Labels []uint8
 }
 
@@ -46,7 +46,7 @@ func (s Set) Image(i int) []float32 {
 	return s.Inputs[i*Pixels : (i+1)*Pixels]
 }
 
-// Part returns the images from one to before another, in the same memory.
+// Part returns the images with indices from ≤ i < to, in the same memory.
 func (s Set) Part(from, to int) Set {
 	return Set{
 		Inputs: s.Inputs[from*Pixels : to*Pixels],
@@ -54,8 +54,7 @@ func (s Set) Part(from, to int) Set {
 	}
 }
 
-// Load returns all images, in the order of the file. The caller must not
-// change them.
+// Load returns all images in the order of the file. The caller must not change them.
 var Load = sync.OnceValues(func() (Set, error) {
 	s, err := parse(compressed)
 	if err != nil {
@@ -75,7 +74,7 @@ func Split(seed uint64) (train, test Set, err error) {
 	return all.pick(order[TestImages:]), all.pick(order[:TestImages]), nil
 }
 
-// pick copies the images with the given numbers into another set.
+// pick copies the images with the given indices into a new set.
 func (s Set) pick(indices []int) Set {
 	out := Set{
 		Inputs: make([]float32, 0, len(indices)*Pixels),
@@ -88,7 +87,7 @@ func (s Set) pick(indices []int) Set {
 	return out
 }
 
-// parse reads the compressed CSV file and checks every value of it.
+// parse reads the compressed CSV file and checks each value.
 func parse(gz []byte) (Set, error) {
 	r, err := gzip.NewReader(bytes.NewReader(gz))
 	if err != nil {

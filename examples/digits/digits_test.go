@@ -10,8 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The class counts of the UCI repository's test part, as its documentation
-// gives them.
+// The class counts equal those in the documentation of the UCI repository's test part.
 func TestLoadHasTheDocumentedCounts(t *testing.T) {
 	s, err := Load()
 	require.NoError(t, err)
@@ -44,7 +43,7 @@ func TestSplitIsSeededAndCoversEverything(t *testing.T) {
 	assert.Equal(t, imageCounts(all), imageCounts(train, test), "no image may be lost or repeated")
 }
 
-// imageCounts counts how often each image occurs in the sets.
+// imageCounts counts the occurrences of each image in the sets.
 func imageCounts(sets ...Set) map[[Pixels + 1]float32]int {
 	counts := map[[Pixels + 1]float32]int{}
 	for _, s := range sets {

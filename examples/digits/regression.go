@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Scores are those of the classes for an image, by a softmax regression with Pixels × Classes weights and, behind
-// them, a bias of each class or none.
+// Scores returns the scores of the classes for an image, by a softmax regression. weights has Pixels × Classes
+// weights, optionally followed by a bias for each class.
 func Scores(weights, image []float32) (all [Classes]float64) {
 	for k, bias := range weights[Pixels*Classes:] {
 		all[k] = float64(bias)
@@ -19,7 +19,7 @@ func Scores(weights, image []float32) (all [Classes]float64) {
 	return all
 }
 
-// Descend adds rate times the gradient of an image's loss, which may be added to the weights themselves.
+// Descend adds rate times the gradient of an image's loss to update, which may be the weights themselves.
 func Descend(update, weights, image []float32, label uint8, rate float64) {
 	p := Scores(weights, image)
 	sum := 0.0
@@ -43,7 +43,7 @@ func Descend(update, weights, image []float32, label uint8, rate float64) {
 	}
 }
 
-// Accuracy is the share of images that the weights classify correctly.
+// Accuracy returns the fraction of images that the weights classify correctly.
 func Accuracy(weights []float32, set Set) float64 {
 	right := 0
 	for i, label := range set.Labels {

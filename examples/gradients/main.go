@@ -48,7 +48,7 @@ func main() {
 	}
 	ctx := context.Background()
 	var err error
-	if os.Getenv("TUTTI_MIN") != "" { // as tutti launch --min sets it
+	if os.Getenv("TUTTI_MIN") != "" { // set by tutti launch --min
 		err = member(ctx)
 	} else {
 		err = tutti.Run(ctx, rank)
@@ -58,7 +58,7 @@ func main() {
 	}
 }
 
-// A batch is one of all ranks together, so that nothing depends on how many there are: each microbatch is for one rank.
+// A batch is shared by all ranks, so nothing depends on their number. Each of its microbatches is for one rank.
 const (
 	batch        = 60
 	microbatches = 12
@@ -72,7 +72,7 @@ type training struct {
 	parameters *runtime.Tensor // of weights
 	tensor     *runtime.Tensor // of gradient
 	sync       *ddp.Gradients  // averages gradients
-	set, test  digits.Set      // images for training, and others for the test
+	set, test  digits.Set      // training images and test images
 	order      []int           // of images
 }
 
@@ -84,7 +84,7 @@ func newTraining(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (
 		return nil, err
 	}
 	t.order = rand.New(rand.NewPCG(1, 0)).Perm(t.set.Len())
-	// A matrix is wrapped with its shape: vectors are always reduced densely.
+	// Wrap a matrix with its shape: vectors are always reduced densely.
 	if t.parameters, err = cpu.Wrap(rt, t.weights, digits.Pixels, digits.Classes); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,8 @@ func newTraining(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (
 	return t, err
 }
 
-// images returns those of a microbatch: a function of the step, so that a member that joins needs no other state.
+// images returns the images of a microbatch. They depend only on the step, so a member that joins needs no other
+// state.
 func (t *training) images(step uint64, microbatch int) (list []int) {
 	for i := range batch / microbatches {
 		next := step*batch + uint64(microbatch*batch/microbatches+i)
@@ -112,7 +113,7 @@ func (t *training) images(step uint64, microbatch int) (list []int) {
 func (t *training) step(ctx context.Context, c comm.Communicator, step uint64) error {
 	first := c.Rank() * microbatches / c.WorldSize()
 	end := (c.Rank() + 1) * microbatches / c.WorldSize()
-	last := []*runtime.Tensor{nil} // of a rank without a microbatch
+	last := []*runtime.Tensor{nil} // for a rank without a microbatch
 	for k := first; k < end; k++ {
 		if k > first {
 			if err := t.sync.Accumulate(0, t.tensor); err != nil {
@@ -142,22 +143,22 @@ func (t *training) step(ctx context.Context, c comm.Communicator, step uint64) e
 	return nil
 }
 
-// report prints what the training came to.
+// report prints the result of the training.
 func (t *training) report(name string) {
 	hash := crc32.ChecksumIEEE(fmt.Append(nil, t.weights))
 	fmt.Printf("%s: test accuracy %.1f %%, weights %08x\n", name, 100*digits.Accuracy(t.weights, t.test), hash)
 }
 
-// close frees what the training has.
+// close frees the training's memory.
 func (t *training) close() {
 	t.sync.Close()
 	t.tensor.Free()
 	t.parameters.Free()
 }
 
-// rank is one of a fixed number.
+// rank trains as one of a fixed number of ranks.
 func rank(ctx context.Context, r tutti.Rank) error {
-	r.Comm = comm.Limit(r.Comm, time.Minute, nil) // no wait takes longer
+	r.Comm = comm.Limit(r.Comm, time.Minute, nil) // a wait ends after one minute
 	t, err := newTraining(ctx, r.Runtime, r.Comm)
 	if err != nil {
 		return err
@@ -172,7 +173,7 @@ func rank(ctx context.Context, r tutti.Rank) error {
 	return nil
 }
 
-// member is one of a job whose members come and go.
+// member trains as a member of a job whose members come and go.
 func member(ctx context.Context) error {
 	cfg, err := elastic.FromEnv(elastic.Config{Terms: "digits 1"})
 	if err != nil {
@@ -186,7 +187,7 @@ func member(ctx context.Context) error {
 	defer m.Close()
 	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
 		if err := t.step(ctx, e.Comm, m.Steps()); err != nil {
-			return err // nothing has happened: the step is made again
+			return err // the step has not happened and is repeated
 		}
 		if m.Steps() >= *steps {
 			return io.EOF // that was the last step
@@ -194,7 +195,7 @@ func member(ctx context.Context) error {
 		return nil
 	})
 	if errors.Is(err, elastic.ErrEnded) {
-		log.Print(err) // the others have the weights of the job: these are not to be reported
+		log.Print(err) // the others have the job's weights, and this member must not report
 		return nil
 	}
 	if err != nil {
@@ -204,7 +205,8 @@ func member(ctx context.Context) error {
 	return nil
 }
 
-// join makes the training a member: ddp moves to the communicator of each epoch, and another member sends the weights.
+// join makes the training a member. ddp moves to the communicator of each epoch, and another member sends the
+// weights.
 func join(ctx context.Context, cfg elastic.Config, listen string) (*training, *elastic.Member, error) {
 	rt := cpu.New()
 	t, err := newTraining(ctx, rt, noop.New(rt))

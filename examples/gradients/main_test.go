@@ -21,14 +21,14 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
-// hashes are the hashes of the weights that ranks have.
+// hashes holds the hashes of the ranks' weights.
 type hashes struct {
 	mu     sync.Mutex
 	steps  map[uint64][sha256.Size]byte // by step; guarded by mu
-	differ int                          // how many differed from those before; guarded by mu
+	differ int                          // number that differed from earlier ones; guarded by mu
 }
 
-// add compares the weights after a step with those of other ranks.
+// add compares the weights after a step with the weights of other ranks.
 func (h *hashes) add(step uint64, weights []float32) {
 	sum := sha256.Sum256(fmt.Append(nil, weights))
 	h.mu.Lock()
@@ -43,7 +43,7 @@ func (h *hashes) add(step uint64, weights []float32) {
 	h.steps[step] = sum
 }
 
-// ranks trains with a number of goroutines, and adds the weights after each step.
+// ranks trains with a number of goroutines and adds the weights after each step.
 func (h *hashes) ranks(t *testing.T, count int) {
 	require.NoError(t, tutti.Config{Backend: tutti.Local, Ranks: count}.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
 		training, err := newTraining(ctx, r.Runtime, r.Comm)
@@ -61,7 +61,8 @@ func (h *hashes) ranks(t *testing.T, count int) {
 	}))
 }
 
-// TestAnyRanks: the weights after each step are the same for any number of ranks, of which some have no microbatch.
+// TestAnyRanks checks that the weights after each step are the same for any number of ranks, including ranks without
+// a microbatch.
 func TestAnyRanks(t *testing.T) {
 	*steps = 20
 	var hashes hashes
@@ -71,8 +72,8 @@ func TestAnyRanks(t *testing.T) {
 	assert.Zero(t, hashes.differ)
 }
 
-// TestAnyMembers: members join, leave in order and are killed at random steps, up to seven at a time, and the weights
-// after each step are those of goroutines.
+// TestAnyMembers has members join, leave in order and die at random steps, up to seven at a time. The weights after
+// each step equal those of goroutines.
 func TestAnyMembers(t *testing.T) {
 	const seed = 3
 	*steps = 60
@@ -117,12 +118,12 @@ func TestAnyMembers(t *testing.T) {
 				last := m.Steps() + 6 + random.Uint64N(20)
 				killed := random.IntN(2) == 0
 				members.Go(func() { start(next, last, killed) })
-				// A step takes so little that the first member would be done before.
+				// Steps are so short that the first member would finish before.
 				assert.Eventually(t, func() bool { return knocks(&knocked, next) }, time.Minute, 2*time.Millisecond)
 			}
 			return nil
 		})
-		if name != "first" && errors.Is(err, elastic.ErrEnded) { // it has left, and heard first that the job ended since
+		if name != "first" && errors.Is(err, elastic.ErrEnded) { // it left, and first heard that the job had ended
 			err = nil
 		}
 		if !kill {
@@ -141,7 +142,7 @@ func TestAnyMembers(t *testing.T) {
 	assert.Greater(t, several, 2, "numbers of members")
 }
 
-// knocks reports whether a member has its own key.
+// knocks reports whether a member has set its key.
 func knocks(keys *sync.Map, name string) (found bool) {
 	keys.Range(func(key, _ any) bool {
 		found = found || strings.HasSuffix(key.(string), name)
@@ -150,18 +151,18 @@ func knocks(keys *sync.Map, name string) (found bool) {
 	return found
 }
 
-// TestLines: the program is as long as the tutorial says, and members cost it as many lines as that says.
+// TestLines checks that the program, and its part for members, have as many lines as the tutorial says.
 func TestLines(t *testing.T) {
 	text, err := os.ReadFile("main.go")
 	require.NoError(t, err)
-	_, members, found := strings.Cut(string(text), "// member is one of a job whose members come and go.\n")
+	_, members, found := strings.Cut(string(text), "\nfunc member(")
 	require.True(t, found)
 	assert.LessOrEqual(t, codeLines(string(text)), 196, "the program")
 	assert.LessOrEqual(t, codeLines(members), 52, "what members add")
 	assert.Equal(t, 2, strings.Count(string(text), "t.step(ctx, "), "ranks and members make the same steps")
 }
 
-// codeLines counts lines that are not empty, and no comments alone.
+// codeLines counts lines that are neither empty nor only a comment.
 func codeLines(text string) (count int) {
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {

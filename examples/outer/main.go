@@ -1,10 +1,10 @@
-// Command outer trains with few exchanges: each rank makes many steps alone, and then the ranks
-// average how far their parameters have moved, as entries of two bits (DiLoCo, SparseLoCo).
+// Command outer trains with few exchanges. Each rank makes many steps alone, and then the ranks average the movement
+// of their parameters, as entries of two bits (DiLoCo, SparseLoCo).
 //
 //	go run ./examples/outer                                      # four ranks, every 11 steps
 //	go run ./examples/outer -every 1 -pattern dense -values f32  # in every step, for comparison
 //
-// Here ranks are goroutines, unless a launcher starts the command; over slow links, tutti train --outer 11 --backend
+// Its ranks are goroutines unless a launcher starts the command. Over slow links, tutti train --outer 11 --backend
 // tcp does the same.
 package main
 
@@ -36,7 +36,7 @@ func main() {
 		log.Fatalf("-every is %d, want 1 or more", cfg.Every)
 	}
 	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
-	cfg.Weighted = true       // by the images that ranks have read
+	cfg.Weighted = true       // by the number of images that ranks have used
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)
 		if r.Comm.Rank() == 0 && err == nil {
@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// train is one rank: a softmax regression on digits, by gradient descent. It returns the test accuracy.
+// train trains a softmax regression on digits by gradient descent, as one rank. It returns the test accuracy.
 func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stats, read float64, err error) {
 	const epochs, batch, rate = 10, 16, 0.5
 	training, test, err := digits.Split(1)
@@ -72,11 +72,11 @@ func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stat
 	if err != nil {
 		return done, 0, err
 	}
-	longest := (training.Len() + r.Comm.WorldSize() - 1) / r.Comm.WorldSize() // share of a rank
+	longest := (training.Len() + r.Comm.WorldSize() - 1) / r.Comm.WorldSize() // size of the largest share
 	for epoch := range epochs {
 		batches := sampler.Batches(epoch, batch)
 		for step := range (longest + batch - 1) / batch {
-			var images []int // none on ranks that have read theirs
+			var images []int // none on ranks that have used all of theirs
 			if step < len(batches) {
 				images = batches[step]
 			}
@@ -93,7 +93,7 @@ func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stat
 			}
 		}
 	}
-	if err := loop.Adopt(); err != nil { // in the middle of a window ranks differ
+	if err := loop.Adopt(); err != nil { // ranks differ in the middle of a window
 		return done, 0, err
 	}
 	return loop.Stats(), digits.Accuracy(weights, test), nil

@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/distributed/outer"
 )
 
-// TestExchanges: entries of two bits in a tenth of the exchanges learn what dense averages in each
-// step do, by less than a hundredth of their bytes.
+// TestExchanges checks that entries of two bits, exchanged in a tenth of the steps, learn as much as dense averages
+// in each step, with less than a hundredth of their bytes.
 func TestExchanges(t *testing.T) {
 	run := func(cfg outer.Config) (s outer.Stats, read float64) {
 		world := tutti.Config{Backend: tutti.Local}

@@ -1,13 +1,13 @@
 // Command overlap hides communication behind compute. Each GPU of this machine computes the gradients of some layers
-// and adds each to those of the other GPUs: first one after the other, then with the compute stream going on while the
-// communicator's stream reduces. The communicator puts the two streams in order; the host never waits. It prints how
-// long both take, and each half alone, and draws them.
+// and adds each to the gradients of the other GPUs. First it does so sequentially, and then the compute stream
+// continues while the communicator's stream reduces. The communicator orders the two streams; the host never waits.
+// The program prints and draws the time of both ways, and of each half alone.
 //
-// reducer.go is the part to copy: how the two streams are ordered. worker.go gives it something to hide communication
-// behind, its own kernel (gradient.cu). The laboratory (lab/) measures a whole training step this way.
+// reducer.go is the part to copy: it orders the two streams. worker.go gives it work to hide communication behind, a
+// kernel (gradient.cu). The laboratory (lab/) measures a whole training step this way.
 //
-// It runs its ranks by nccl.Run instead of tutti.Run: its communicators have few thread blocks, which is an option of
-// NCCL's communicators alone, and are handed to code that needs NCCL's streams and symmetric memory.
+// The program runs its ranks by nccl.Run instead of tutti.Run, because its communicators limit their thread blocks,
+// an option of NCCL's communicators alone, and their streams and symmetric memory are passed to code that needs NCCL.
 package main
 
 import (
@@ -42,7 +42,7 @@ func main() {
 		log.Fatal(err)
 	}
 	if steps == nil {
-		return // rank 0 is another process of a job
+		return // this is not rank 0's process
 	}
 	fmt.Printf("GPUs: %d; %d gradients of %d×%d in float32\n", gpus, layers, width, width)
 	for _, s := range steps {
@@ -58,7 +58,7 @@ func main() {
 	fmt.Println("wrote", *path)
 }
 
-// run returns the steps of rank 0, one for each way.
+// run returns rank 0's steps, one for each way.
 func run(gpus int) ([]step, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -69,12 +69,12 @@ func run(gpus int) ([]step, error) {
 			steps = measured
 		}
 		return err
-	}, nccl.WithCTAs(4, 4)) // few thread blocks reduce fast enough beside compute, and leave it the rest of the GPU
+	}, nccl.WithCTAs(4, 4)) // a few thread blocks reduce fast enough beside compute, and leave it the rest of the GPU
 	return steps, err
 }
 
-// outcome says which share of the communication is hidden: what an overlapped step does not take longer than computing
-// alone, as a share of communicating alone.
+// outcome says which fraction of the communication is hidden: the time that overlap saves over compute plus
+// communication, divided by the time of communication alone.
 func outcome(gpus int, steps []step) string {
 	if gpus == 1 {
 		return "one GPU has nothing to communicate"

@@ -14,7 +14,7 @@ import (
 
 const ms = time.Millisecond
 
-// Two gradients of 3 ms whose sums take 2: after each other 10 ms, and overlapped 8.
+// Two gradients of 3 ms, whose sums take 2 ms, take 10 ms sequentially and 8 ms overlapped.
 func TestNewStep(t *testing.T) {
 	assert.Equal(t, step{sequential, 10 * ms, []span{
 		{compute, 0, 3 * ms}, {communication, 3 * ms, 5 * ms},
@@ -25,7 +25,7 @@ func TestNewStep(t *testing.T) {
 		{compute, 3 * ms, 6 * ms}, {communication, 6 * ms, 8 * ms},
 	}}, newStep(overlapped, []time.Duration{3 * ms, 6 * ms}, []time.Duration{5 * ms, 8 * ms}))
 
-	// A sum waits for the one before it.
+	// A sum waits for the previous one.
 	waiting := newStep(overlapped, []time.Duration{3 * ms, 6 * ms}, []time.Duration{9 * ms, 15 * ms})
 	assert.Equal(t, span{communication, 9 * ms, 15 * ms}, waiting.spans[3])
 }
@@ -37,7 +37,7 @@ func TestOutcome(t *testing.T) {
 	assert.Equal(t, "one GPU has nothing to communicate", outcome(1, steps))
 }
 
-// The picture is an XML document in which areas are in the proportion of times.
+// The picture is an XML document in which areas are proportional to times.
 func TestDraw(t *testing.T) {
 	computed, reduced := []time.Duration{3 * ms, 6 * ms}, []time.Duration{5 * ms, 8 * ms}
 	var svg strings.Builder

@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// How the picture lies, in pixels.
+// Layout of the picture in pixels.
 const (
 	pictureWidth = 960
-	leftEdge     = 150 // of the lanes; their names are beside it
+	leftEdge     = 150 // of the lanes; their names are to the left
 	rightEdge    = 930
 	topEdge      = 40
 	laneHeight   = 26
 	laneGap      = 4
-	stepHeight   = 2*(laneHeight+laneGap) + 36 // with the step's name above
+	stepHeight   = 2*(laneHeight+laneGap) + 36 // with the step's name above the lanes
 	axisHeight   = 30
 )
 
-// Colours that readers with any form of colour vision can tell apart (Paul Tol's "muted" scheme).
+// Colors that readers with any form of color vision can tell apart (Paul Tol's "muted" scheme).
 var laneColors = [...]string{compute: "#332288", communication: "#cc6677"}
 
 var laneNames = [...]string{compute: "compute", communication: "communication"}
 
-// draw writes an SVG picture of steps, one below the other, a lane for each stream.
+// draw writes an SVG picture of steps, one below the other, with a lane for each stream.
 func draw(w io.Writer, title string, steps []step) error {
 	var longest time.Duration
 	for _, s := range steps {
@@ -85,7 +85,7 @@ func draw(w io.Writer, title string, steps []step) error {
 	return err
 }
 
-// text writes a text, which has no characters that XML takes for its own.
+// text writes a text without special characters of XML.
 func text(b *bytes.Buffer, x, y float64, anchor, content string) {
 	fmt.Fprintf(b, `<text x="%.2f" y="%.2f" text-anchor="%s">%s</text>`+"\n", x, y, anchor, content)
 }

@@ -2,30 +2,30 @@ package main
 
 import "time"
 
-// A way to do a step.
+// A way to make a step.
 type way int
 
 const (
-	computeOnly way = iota // gradients, which nobody adds up
-	reduceOnly             // sums, of what lies there
+	computeOnly way = iota // gradients without sums
+	reduceOnly             // sums of any data
 	sequential             // the compute stream waits for each sum
 	overlapped             // it waits for all sums, once
 	ways
 )
 
-// String names a way.
+// String names the way.
 func (w way) String() string {
 	return [ways]string{"computing", "reducing", "one after the other", "overlapped"}[w]
 }
 
-// step is what was measured of one.
+// step is the measurement of one step.
 type step struct {
-	way   way           // in which it was made
-	total time.Duration // time until all sums are there
+	way   way           // how it was made
+	total time.Duration // time until all sums are complete
 	spans []span        // on both streams
 }
 
-// span is when a stream was busy with a gradient, or with its sum.
+// span is the time when a stream was busy with a gradient or with its sum.
 type span struct {
 	lane       lane          // the stream
 	start, end time.Duration // since the step began
@@ -39,8 +39,8 @@ const (
 	communication
 )
 
-// newStep makes a step of the times at which gradients and sums were there. Work begins when what it waits for is there
-// and its stream has done what came before.
+// newStep makes a step from the times at which gradients and sums were complete. Work begins when its input is
+// complete and its stream has finished earlier work.
 func newStep(mode way, computed, reduced []time.Duration) step {
 	s := step{way: mode}
 	var computeFree, commFree time.Duration

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// A layer's gradient is a matrix of width rows and columns.
+// A layer's gradient is a matrix with width rows and columns.
 const (
 	layers = 16
 	batch  = 128
@@ -22,7 +22,7 @@ const (
 	count  = width * width // elements of a gradient
 )
 
-// gradientPTX is the kernel that computes a gradient, gradient.cu.
+// gradientPTX is the compiled kernel that computes a gradient, gradient.cu.
 //
 //go:embed gradient.ptx
 var gradientPTX []byte
@@ -32,17 +32,17 @@ type worker struct {
 	comm      *nccl.Comm      // of this GPU
 	rt        *cuda.Runtime   // the GPU
 	reducer   *reducer        // orders the streams
-	kernel    *cuda.Kernel    // that computes gradients
-	delta     *runtime.Tensor // what gradients are computed from: of the outputs,
-	input     *runtime.Tensor // and the inputs
-	gradients uintptr         // all of them, one after the other
+	kernel    *cuda.Kernel    // computes gradients
+	delta     *runtime.Tensor // the gradient of the outputs,
+	input     *runtime.Tensor // and the inputs, from which gradients are computed
+	gradients uintptr         // all gradients, one after the other
 
 	begin    *cuda.Event   // of a step
-	computed []*cuda.Event // on the compute stream, when a gradient is there
-	reduced  []*cuda.Event // on the communicator's, when its sum is
+	computed []*cuda.Event // on the compute stream, when a gradient is complete
+	reduced  []*cuda.Event // on the communicator's stream, when its sum is complete
 }
 
-// demonstrate takes a step each way on one rank. Its memory is freed with the runtime and the communicator.
+// demonstrate makes a step each way on one rank. Its memory is freed with the runtime and the communicator.
 func demonstrate(ctx context.Context, c *nccl.Comm) ([]step, error) {
 	w := &worker{comm: c, rt: c.Runtime()}
 	if err := w.open(ctx); err != nil {
@@ -60,7 +60,7 @@ func demonstrate(ctx context.Context, c *nccl.Comm) ([]step, error) {
 	return steps, w.check()
 }
 
-// open makes what the rank needs. The gradients lie in memory on which the communicator is faster, above all with few
+// open makes the rank's state. The gradients are in memory on which the communicator is faster, above all with few
 // thread blocks.
 func (w *worker) open(ctx context.Context) (err error) {
 	if w.reducer, err = newReducer(w.comm, w.rt.ComputeStream()); err != nil {
@@ -94,7 +94,7 @@ func (w *worker) open(ctx context.Context) (err error) {
 	return err
 }
 
-// step submits the gradients and their sums, and returns when each was there.
+// step submits the gradients and their sums, and returns when each was complete.
 func (w *worker) step(ctx context.Context, mode way) (step, error) {
 	if err := w.comm.Barrier(ctx); err != nil {
 		return step{}, err
@@ -121,7 +121,7 @@ func (w *worker) step(ctx context.Context, mode way) (step, error) {
 	return newStep(mode, computed, reduced), err
 }
 
-// layer computes a gradient and adds up the ranks' as soon as it is there.
+// layer computes a gradient and sums it over the ranks as soon as it is complete.
 func (w *worker) layer(i int, mode way) error {
 	gradient := w.gradients + uintptr(i*count*dtype.F32.Size())
 	if mode != reduceOnly {
@@ -164,7 +164,7 @@ func (w *worker) compute(gradient uintptr) error {
 	return w.kernel.Launch(w.rt.Stream(), geometry, uint64(gradient), uint64(delta), uint64(input), batch, width)
 }
 
-// elapsed returns the GPU's times from the beginning of a step to some events.
+// elapsed returns the GPU's times from the beginning of a step to events.
 func (w *worker) elapsed(events []*cuda.Event) ([]time.Duration, error) {
 	times := make([]time.Duration, len(events))
 	for i, e := range events {
@@ -176,7 +176,7 @@ func (w *worker) elapsed(events []*cuda.Event) ([]time.Duration, error) {
 	return times, nil
 }
 
-// check looks at the sums of the last step.
+// check verifies the sums of the last step.
 func (w *worker) check() error {
 	sums, err := w.rt.WrapTensor(w.gradients, dtype.F32, []int{layers * count}, nil, nil)
 	if err != nil {

@@ -1,13 +1,12 @@
-// Command powersgd trains with a compression of gradients that the library lacks: PowerSGD, which
-// averages two thin factors instead of each matrix (Vogels, Karimireddy, Jaggi, "PowerSGD:
-// Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019,
-// https://arxiv.org/abs/1905.13727).
+// Command powersgd trains with a compression of gradients that the library lacks. PowerSGD averages two thin factors
+// instead of each matrix (Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+// Distributed Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727).
 //
 //	go run ./examples/powersgd
 //	tutti cluster --rate 10mbit -- ./powersgd -json | tutti plot - --x seconds
 //
-// reducer.go is the part to copy: a [ddp.Reducer] in host memory. On a GPU it needs kernels of the
-// program's own for the products of matrices and the orthogonalisation.
+// reducer.go is the part to copy: a [ddp.Reducer] in host memory. On a GPU it would need kernels for the products of
+// matrices and the orthogonalization.
 package main
 
 import (
@@ -36,7 +35,7 @@ func main() {
 	}
 }
 
-// train compares trainings whose gradients have factors of some ranks, of which 0 is no compression.
+// train compares trainings whose gradients have factors of different rank; 0 means no compression.
 func train(ctx context.Context, r tutti.Rank, asJSON bool) error {
 	for _, rank := range []int{0, 4, 1} {
 		var cfg ddp.Config
@@ -58,7 +57,7 @@ func train(ctx context.Context, r tutti.Rank, asJSON bool) error {
 	return nil
 }
 
-// printCurve prints a line of JSON for each point.
+// printCurve prints one line of JSON per point.
 func printCurve(name string, curve []softmax.Point) {
 	for _, p := range curve {
 		p.Name = name

@@ -25,7 +25,7 @@ import (
 
 func reducer(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, 4) }
 
-// TestReducer is all that a Reducer needs to find out whether it keeps the contract.
+// TestReducer is all that a Reducer needs to check that it keeps the contract.
 func TestReducer(t *testing.T) {
 	distributedtest.RunReducer(t, commtest.Backend{Sizes: []int{1, 2, 3}, Run: runWorld}, reducer)
 }
@@ -38,9 +38,9 @@ func runWorld(ctx context.Context, size int, body func(context.Context, commtest
 	})
 }
 
-// TestPowerSGDErrorFeedback is of Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-// Distributed Optimization", NeurIPS 2019: an average of rank 4 or less is sent as it is in the first step, and a vector
-// too; others are sent in time, by error feedback.
+// TestPowerSGDErrorFeedback checks properties from Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient
+// Compression for Distributed Optimization", NeurIPS 2019. An average of rank 4 or less, and a vector, are sent
+// exactly in the first step. Other averages are sent over time by error feedback.
 func TestPowerSGDErrorFeedback(t *testing.T) {
 	const rows, columns, length = 30, 50, 20
 	for _, of := range []struct {
@@ -92,7 +92,7 @@ func TestPowerSGDErrorFeedback(t *testing.T) {
 
 func got(x []float32, _ error) []float32 { return x }
 
-// TestAllocations: steps allocate nothing.
+// TestAllocations checks that steps allocate nothing.
 func TestAllocations(t *testing.T) {
 	const rounds, steps = 5, 20
 	perStep := math.Inf(1)

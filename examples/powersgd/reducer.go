@@ -13,16 +13,16 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// powerSGD is PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): it sends a matrix M of gradient +
-// residual as P·Qᵀ of a low rank, by one step of a power iteration from the last Q, and keeps what
-// this rank's share lacks. Vectors, and matrices no larger than P and Q, are averaged as they are.
+// powerSGD is PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019). It sends a matrix M of gradient + residual as P·Qᵀ
+// of a low rank, by one step of a power iteration from the last Q, and keeps the difference from this rank's M.
+// Vectors, and matrices no larger than P and Q, are averaged without compression.
 type powerSGD struct {
 	parts       []part          // of the bucket
 	residual, q *runtime.Tensor // q: the columns of all Q
-	p           *runtime.Tensor // the columns of all P, and what is averaged as it is
+	p           *runtime.Tensor // the columns of all P, and the uncompressed parts
 }
 
-// part is a gradient as a matrix, and where its factors begin: of rank 0 if it is averaged as it is.
+// part is a gradient as a matrix, with the offsets of its factors. rank is 0 if it is averaged without compression.
 type part struct{ offset, rows, columns, rank, p, q int }
 
 // newPowerSGD returns the Reducer of a bucket of F32 in host memory.
@@ -116,7 +116,7 @@ func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 		}
 		for k := range part.rank { // Q = Mᵀ·P
 			if part.orthogonal(p, k) {
-				clear(part.right(q, k)) // otherwise it is tried again
+				clear(part.right(q, k)) // otherwise the next round tries again
 			}
 			for i, v := range part.left(p, k) {
 				add(part.right(q, k), v, part.row(m, i))
@@ -141,8 +141,8 @@ func (m part) right(q []float32, k int) []float32 {
 	return q[m.q+k*m.columns:][:m.columns]
 }
 
-// orthogonal makes column k of P a unit vector orthogonal to those before it (Gram and Schmidt), or 0
-// and returns false where little but rounding is left of it.
+// orthogonal makes column k of P a unit vector orthogonal to the columns before it (Gram and Schmidt). If little but
+// rounding is left of the column, it makes it 0 and returns false.
 func (m part) orthogonal(p []float32, k int) bool {
 	column := m.left(p, k)
 	square := dot(column, column)
@@ -175,7 +175,7 @@ func (m part) addProduct(to []float32, sign float32, p, q []float32) {
 
 func dot(a, b []float32) (sum float64) {
 	for i, x := range a {
-		sum += float64(x) * float64(b[i]) // exact, so fused or not
+		sum += float64(x) * float64(b[i]) // exact, whether fused or not
 	}
 	return sum
 }

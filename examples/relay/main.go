@@ -1,5 +1,5 @@
-// Command relay sums over ranks that cannot reach each other. All connect to a relay that they can reach, which joins
-// their connections. Their data stays encrypted there: TLS and the job's secret are on top.
+// Command relay sums over ranks that cannot reach each other. All ranks connect to a relay, which joins their
+// connections. Their data stays encrypted on the relay: TLS and the job's secret are end to end.
 //
 //	relay -serve :9000                  # on a host that all reach
 //	export RANK=0 WORLD_SIZE=2 MASTER_ADDR=rank0 MASTER_PORT=29500 TUTTI_SECRET=…
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// sum adds the numbers of the ranks.
+// sum adds the ranks' numbers.
 func sum(ctx context.Context, r tutti.Rank) error {
 	tensor, err := runtime.FromSlice(r.Runtime, []float32{1, float32(r.Comm.Rank())})
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 
 const port = ":9000"
 
-// TestBehindNAT runs the program on two hosts behind address translation that cannot reach each other.
+// TestBehindNAT runs the program on two hosts that are behind address translation and cannot reach each other.
 func TestBehindNAT(t *testing.T) {
 	nat := networktest.NewNAT(t, 2)
 	program := jobtest.Build(t, ".")
@@ -69,7 +69,7 @@ func dialFrom(n networktest.Namespace, address string) (conn net.Conn, err error
 	return conn, err
 }
 
-// from is a network whose sockets are a host's.
+// from is a network whose sockets are in a host's namespace.
 type from struct {
 	network
 	host networktest.Namespace
@@ -90,7 +90,7 @@ func (f from) Listen(network, address string) (net.Listener, error) {
 	return accepting{l, f.host}, err
 }
 
-// accepting is a listener whose sockets are a host's.
+// accepting is a listener whose sockets are in a host's namespace.
 type accepting struct {
 	net.Listener
 	host networktest.Namespace
@@ -105,7 +105,7 @@ func (a accepting) Accept() (conn net.Conn, err error) {
 	return conn, err
 }
 
-// TestConformanceBehindNAT runs the suite of communicators through the relay.
+// TestConformanceBehindNAT runs the conformance suite of communicators through the relay.
 func TestConformanceBehindNAT(t *testing.T) {
 	nat := networktest.NewNAT(t, 2)
 	l, err := listenOutside(nat)
@@ -119,7 +119,7 @@ func TestConformanceBehindNAT(t *testing.T) {
 	commtest.Run(t, commtest.Backend{
 		Name:         "tcp",
 		Sizes:        []int{2},
-		Calls:        256, // each goes through the relay, and the routers
+		Calls:        256, // each passes the relay and the routers
 		LateMismatch: true,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			comms, err := world(ctx, nat, conf, size)
@@ -133,7 +133,7 @@ func TestConformanceBehindNAT(t *testing.T) {
 	})
 }
 
-// listenOutside listens outside of the hosts' networks.
+// listenOutside listens outside the hosts' networks.
 func listenOutside(nat *networktest.NAT) (l net.Listener, err error) {
 	err = nat.Outside.Do(func() error {
 		l, err = net.Listen("tcp", port)
@@ -164,7 +164,7 @@ func world(ctx context.Context, nat *networktest.NAT, conf *tls.Config, size int
 	return comms, errors.Join(errs...)
 }
 
-// TestLines: what a program needs to join through a relay stays short.
+// TestLines checks that the code to join through a relay stays short.
 func TestLines(t *testing.T) {
 	text, err := os.ReadFile("network.go")
 	require.NoError(t, err)

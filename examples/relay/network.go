@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// network is a store.Network over a relay. An address in it is the name of a rank, and a port.
+// network is a store.Network over a relay. Its addresses are the name of a rank and a port.
 type network struct{ relay, name string }
 
 // Dial implements store.Network.
@@ -27,7 +27,7 @@ func (n network) Listen(_, port string) (net.Listener, error) {
 	return &listener{n, address(n.name + port), ctx, end}, nil
 }
 
-// request returns a connection through the relay when the other side has come.
+// request returns a connection through the relay once the other side has arrived.
 func (n network) request(ctx context.Context, line string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", n.relay)
 	if err != nil {
@@ -44,11 +44,11 @@ func (n network) request(ctx context.Context, line string) (net.Conn, error) {
 	return conn, nil
 }
 
-// listener asks the relay for one connection after the other.
+// listener requests connections from the relay, one after the other.
 type listener struct {
 	network
 	address
-	ctx context.Context    // until Close
+	ctx context.Context    // ends at Close
 	end context.CancelFunc // ends ctx
 }
 
@@ -70,7 +70,7 @@ func (l *listener) Close() error {
 // Addr implements [net.Listener].
 func (l *listener) Addr() net.Addr { return l.address }
 
-// address is one in the network.
+// address is an address in the network.
 type address string
 
 // Network implements [net.Addr].

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// joined is what the relay says to both sides of a connection when it has them.
+// joined is the relay's message to both sides of a connection when both have arrived.
 const joined = "\n"
 
 // longestLine bounds a request, in bytes.
@@ -25,7 +25,7 @@ func serve(address string) error {
 	return relayOn(l)
 }
 
-// relayOn is serve on a listener.
+// relayOn is serve with a listener.
 func relayOn(l net.Listener) error {
 	r := relay{accepting: map[string][]net.Conn{}}
 	for {
@@ -37,13 +37,13 @@ func relayOn(l net.Listener) error {
 	}
 }
 
-// relay joins connections of those that dial an address and of those that accept there.
+// relay joins the connections that dial an address with those that accept there.
 type relay struct {
 	mu        sync.Mutex            // guards accepting
 	accepting map[string][]net.Conn // by address; guarded by mu
 }
 
-// answer serves a connection. One that dials where nobody accepts is closed: it is dialed again.
+// answer serves a connection. It closes a connection that dials where nobody accepts, and the client dials again.
 func (r *relay) answer(conn net.Conn) {
 	line, _ := bufio.NewReader(io.LimitReader(conn, longestLine)).ReadString('\n')
 	verb, address, _ := strings.Cut(strings.TrimSpace(line), " ")

@@ -1,6 +1,6 @@
-// Command sparse-allreduce averages a gradient over some ranks and sends only the largest 5 % of the entries per step.
+// Command sparse-allreduce averages a gradient over the ranks and sends only the largest 5 % of the entries per step.
 // The other entries stay in a residual on their rank (error feedback) and are sent later, so the sum of the results
-// approaches the dense one. selector.go selects other entries than the largest.
+// approaches the dense one. selector.go selects entries by other criteria.
 //
 //	go run ./examples/sparse-allreduce                     # four ranks on the host
 //	TUTTI_BACKEND=nccl go run ./examples/sparse-allreduce  # a rank on each GPU
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// compare trains in four ways. It is the same on hosts and GPUs.
+// compare trains in four ways, on hosts and GPUs alike.
 func compare(ctx context.Context, r tutti.Rank) error {
 	print := func(format string, values ...any) {
 		if r.Comm.Rank() == 0 {
@@ -68,9 +68,8 @@ func compare(ctx context.Context, r tutti.Rank) error {
 	return nil
 }
 
-// train adds up the averaged gradients of all steps, as an optimizer does, and
-// compares the sum with the exact one. It returns how many elements this rank
-// sent and how far the sum is off, relative to its norm.
+// train sums the averaged gradients of all steps, as an optimizer does, and compares the sum with the exact one. It
+// returns the number of elements that this rank sent, and the error of the sum relative to its norm.
 func train(ctx context.Context, r tutti.Rank, cfg sparse.Config) (sent int64, deviation float64, err error) {
 	sparse, err := sparse.New(r.Runtime, r.Comm, elements, cfg)
 	if err != nil {

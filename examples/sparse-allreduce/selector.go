@@ -7,11 +7,11 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// random is a [sparse.Selector] that selects by chance (random-k), which reads no entry: others in each step, and the
-// same on all ranks.
+// random is a [sparse.Selector] that selects at random (random-k) without reading entries. It selects the same
+// entries on all ranks, and different ones in each step.
 type random struct{}
 
-// Select implements [sparse.Selector]. It selects on the host, in memory of any runtime.
+// Select implements [sparse.Selector]. It selects on the host, for memory of any runtime.
 func (random) Select(step int, sum, indices, values *runtime.Tensor) error {
 	all, err := runtime.ToSlice[float32](sum)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package wire is a complete backend whose ranks share nothing but the bytes that go over
-// network connections. Its test runs the conformance suite.
+// Package wire is a complete backend whose ranks share only network connections. Its test runs the conformance suite.
 //
-// It is a Communicator, and has no program that could begin with tutti.Run.
+// The package is a Communicator and has no program that could begin with tutti.Run.
 package wire
 
 import (
@@ -18,35 +17,35 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// frame is what goes over a connection: a call, or a goodbye.
+// frame is the unit of data on a connection: a call, or a goodbye.
 type frame struct {
-	Slot  Slot         // where it queues
+	Slot  Slot         // its queue
 	Call  comm.Call    // zero for a goodbye
-	Wait  comm.Wait    // of a Barrier or Split, beside its Call
-	Data  []byte       // what the call sends to this rank
-	Cause string       // of a goodbye: why the rank left
-	Done  map[Slot]int // of a goodbye: how many calls the rank had completed
+	Wait  comm.Wait    // of a Barrier or Split, which have no other Call
+	Data  []byte       // input of the call for this rank
+	Cause string       // of a goodbye: the reason
+	Done  map[Slot]int // of a goodbye: the number of calls that the rank has completed
 }
 
-// Slot is where frames queue for the calls that need them.
+// Slot is a queue of frames for the calls that need them.
 type Slot struct {
-	Communicator string  // "" of a goodbye to all of them
+	Communicator string  // "" of a goodbye to all communicators
 	From         int     // a rank there
 	Op           comm.Op // OpSend, OpRecv; OpBarrier for any collective, OpSync for a goodbye
-	Tag          uint32  // of a message, 0 for others
+	Tag          uint32  // of a message; 0 otherwise
 }
 
-// node is a rank of the world: what its communicators share.
+// node is a rank of the world: the state that its communicators share.
 type node struct {
 	links   []*gob.Encoder   // by rank
-	sending sync.Mutex       // of links
+	sending sync.Mutex       // held to send on links
 	memory  *cpu.Runtime     // of all ranks; its owner closes it
-	open    sync.WaitGroup   // communicators
-	arrived *sync.Cond       // there is a new frame; its lock guards frames
-	frames  map[Slot][]frame // that nobody has taken yet, the oldest first
+	open    sync.WaitGroup   // number of open communicators
+	arrived *sync.Cond       // signals a new frame; its lock guards frames
+	frames  map[Slot][]frame // unused frames, the oldest first
 }
 
-// world returns the communicators of size ranks, each pair of which shares a connection.
+// world returns the communicators of size ranks, with a connection between each pair.
 func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (comms []comm.Communicator) {
 	nodes := make([]*node, size)
 	ranks := make([]int, size)
@@ -75,7 +74,7 @@ func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (
 	return comms
 }
 
-// read queues what comes from a peer until the peer has left the world, or is lost.
+// read queues the frames of a peer until the peer leaves the world or is lost.
 func (n *node) read(peer int, conn net.Conn) {
 	defer conn.Close()
 	for decoder, open := gob.NewDecoder(conn), true; open; {
@@ -99,9 +98,9 @@ func (n *node) send(f frame, to ...int) {
 	}
 }
 
-// worker is a rank of a communicator. It sends each call, with the bytes for the receiver,
-// to the ranks that take part: to all for a collective, to the other end for a message. Then
-// it waits for their calls, so every rank compares the same calls before it writes memory.
+// worker is a rank of a communicator. It sends each call, with the bytes for the receiver, to the ranks that take
+// part: to all for a collective, to the other end for a message. Then it waits for their calls, so every rank
+// compares the same calls before it writes memory.
 type worker struct {
 	*node
 	id    string // of the communicator, the same on all its ranks
@@ -109,7 +108,7 @@ type worker struct {
 	ranks []int  // in the world
 
 	busy sync.Mutex   // held by Work and Collective; guards done
-	done map[Slot]int // how many calls are complete
+	done map[Slot]int // number of completed calls
 }
 
 func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator {
@@ -169,7 +168,7 @@ func (w *worker) Work(calls []comm.Call) error {
 	return err
 }
 
-// do sends all calls before it waits for one. It returns the waits beside the last.
+// do sends all calls before it waits for one. It returns the peers' waits that accompany the last call.
 func (w *worker) do(calls []comm.Call, wait comm.Wait) (waits []comm.Wait, err error) {
 	w.busy.Lock()
 	defer w.busy.Unlock()
@@ -184,7 +183,7 @@ func (w *worker) do(calls []comm.Call, wait comm.Wait) (waits []comm.Wait, err e
 	return waits, err
 }
 
-// slots returns where a call finds what the ranks that take part in it send.
+// slots returns the queues in which a call finds the frames of the ranks that take part.
 func (w *worker) slots(c *comm.Call) (slots []Slot) {
 	if c.Op.Message() {
 		return []Slot{{w.id, c.Peer, comm.OpSend + comm.OpRecv - c.Op, c.Tag}}
@@ -195,7 +194,7 @@ func (w *worker) slots(c *comm.Call) (slots []Slot) {
 	return slots
 }
 
-// reverse returns where the rank of a slot finds what this rank sends for the same calls.
+// reverse returns the queue in which a slot's rank finds this rank's frames for the same calls.
 func (w *worker) reverse(slot Slot) Slot {
 	slot.From = w.rank
 	if slot.Op.Message() {
@@ -219,7 +218,7 @@ func (w *worker) post(c *comm.Call, wait comm.Wait, slot Slot) (err error) {
 	return err
 }
 
-// await takes out of the slots of a call what the ranks have sent for it. Results are by rank.
+// await removes the ranks' frames for a call from its slots. Results are indexed by rank.
 func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data [][]byte, err error) {
 	w.arrived.L.Lock()
 	defer w.arrived.L.Unlock()
@@ -240,12 +239,13 @@ func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data
 		waits[slot.From] = f.Wait
 		data[slot.From] = f.Data
 		w.frames[slot] = w.frames[slot][1:]
-		w.done[slot]++ // also if ranks disagree: the others wait on, and find the same
+		w.done[slot]++ // also if ranks disagree: the others continue and find the same error
 	}
 	return calls, waits, data, nil
 }
 
-// bye returns an error if this rank has left, or the error of a slot with its next call there incomplete.
+// bye returns an error if this rank has left, or the error of a peer that left before completing its next call in a
+// slot.
 func (w *worker) bye(slots []Slot) error {
 	for _, slot := range append(slots, Slot{From: w.rank}) {
 		its := Slot{w.id, slot.From, comm.OpSync, 0}
@@ -258,7 +258,7 @@ func (w *worker) bye(slots []Slot) error {
 	return nil
 }
 
-// finish compares what the peers of a call have called, and puts what they sent in place.
+// finish compares the calls of the peers and moves their data into place.
 func (w *worker) finish(c *comm.Call) (waits []comm.Wait, err error) {
 	calls, waits, data, err := w.await(c)
 	if err == nil && c.Op.Message() {

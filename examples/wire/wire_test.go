@@ -38,7 +38,7 @@ func Example() {
 	// rank 3 has [1 2 1.5]
 }
 
-// loopback connects over TCP.
+// loopback connects two ends over TCP.
 func loopback() (net.Conn, net.Conn) {
 	listener, err := net.Listen("tcp", "localhost:0")
 	if err != nil {
@@ -64,7 +64,7 @@ func TestConformanceTCP(t *testing.T) {
 	conformance(t, loopback, decorated, 1000, 3) // the long run was over pipes
 }
 
-// foreign is a communicator that does not embed comm.Methods: it has nothing but the methods of the contract.
+// foreign is a communicator that does not embed comm.Methods: it has only the methods of the contract.
 type foreign struct{ comm.Wrapped }
 
 // decorated is a world of foreign communicators in decorators, which forward calls as values.

@@ -1,10 +1,10 @@
-// Command zero1 trains with an optimizer whose state is cut into shards, one on each rank (ZeRO-1,
-// Rajbhandari et al., SC 2020): Adam has moments of a part of the parameters only, updates that part by
-// the averages that a reduce-scatter leaves there, and an allgather puts the parameters together.
+// Command zero1 trains with an optimizer whose state is sharded, with one shard on each rank (ZeRO-1, Rajbhandari et
+// al., SC 2020). Adam has moments for a part of the parameters only. It updates that part by the averages from a
+// reduce-scatter, and an allgather collects the parameters.
 //
 //	go run ./examples/zero1
 //
-// The parameters have the bits that a whole Adam on each rank gives them: main_test.go compares them.
+// The parameters have the same bits as with a whole Adam on each rank: main_test.go compares them.
 package main
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// moments are the moments of a shard, or of a whole gradient.
+// moments are the moments of a shard or of a whole gradient.
 type moments struct{ first, second []float32 }
 
-// adam moves parameters by their gradient in a step, the first of which is 0 (Kingma and Ba, 2015).
+// adam updates parameters by their gradient in a step, the first of which is 0 (Kingma and Ba, 2015).
 func (m *moments) adam(step int, params, gradient *runtime.Tensor) error {
 	const rate, beta1, beta2, epsilon = 0.01, 0.9, 0.999, 1e-8
 	x, err := cpu.Slice[float32](params)
@@ -43,7 +43,7 @@ func (m *moments) adam(step int, params, gradient *runtime.Tensor) error {
 	return errors.Join(err, failed)
 }
 
-// sharded has moments and parameters of this rank's shard of each bucket.
+// sharded holds moments and parameters of this rank's shard of each bucket.
 type sharded struct {
 	moments []moments         // by bucket
 	params  []*runtime.Tensor // this rank's shards, by bucket
@@ -68,7 +68,7 @@ func (o *sharded) Update(ctx context.Context, step int, g *ddp.Gradients, params
 	return shards.Gather(ctx, params, o.params)
 }
 
-// begin takes this rank's shards of the parameters.
+// begin copies this rank's shards of the parameters.
 func (o *sharded) begin(shards *ddp.Shards, params []*runtime.Tensor) error {
 	o.moments = make([]moments, len(shards.Buckets))
 	for _, s := range shards.Buckets {

@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// whole is Adam with all moments, by averages of whole gradients.
+// whole is Adam with all moments, on averages of whole gradients.
 type whole []moments
 
 func (o *whole) Update(_ context.Context, step int, _ *ddp.Gradients, params, gradients []*runtime.Tensor) error {
@@ -30,8 +30,8 @@ func (o *whole) Update(_ context.Context, step int, _ *ddp.Gradients, params, gr
 
 func (*whole) Close() error { return nil }
 
-// TestBits: with its state cut into shards, Adam gives the parameters the bits that it gives them as a
-// whole on each rank, in one bucket and in two.
+// TestBits checks that Adam with sharded state gives the parameters the same bits as a whole Adam on each rank, with
+// one bucket and with two.
 func TestBits(t *testing.T) {
 	want := train(t, func() softmax.Optimizer { return new(whole) }, ddp.Config{})
 	assert.Greater(t, want.Accuracy, 0.9)
@@ -43,10 +43,10 @@ func TestBits(t *testing.T) {
 	}
 }
 
-// TestUneven: some ranks have a batch more than others, which take part in their steps, so that all have the same
+// TestUneven checks uneven batches: ranks without a batch still take part in the others' steps, so all have the same
 // parameters.
 func TestUneven(t *testing.T) {
-	const ranks = 44 // of which 29 have 33 images, three batches, and the others two
+	const ranks = 44 // 29 of them have 33 images, three batches, and the others two
 	results := make([]softmax.Result, ranks)
 	world := tutti.Config{Backend: tutti.Local, Ranks: ranks}
 	require.NoError(t, world.Run(t.Context(), func(ctx context.Context, r tutti.Rank) (err error) {
@@ -60,7 +60,7 @@ func TestUneven(t *testing.T) {
 	assert.Greater(t, results[0].Accuracy, 0.85)
 }
 
-// train returns what rank 0 comes to. Each rank has its own optimizer.
+// train returns rank 0's result. Each rank has its own optimizer.
 func train(t *testing.T, optimizer func() softmax.Optimizer, cfg ddp.Config) softmax.Result {
 	var first softmax.Result
 	require.NoError(t, tutti.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {

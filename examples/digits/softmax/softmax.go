@@ -1,5 +1,5 @@
-// Package softmax is the training that examples of compression and of sharded optimizers share: a softmax regression
-// that reads digits.
+// Package softmax is the training that the examples of compression and of sharded optimizers share: a softmax
+// regression that recognizes digits.
 package softmax
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// Result is what a training came to.
+// Result is the outcome of a training.
 type Result struct {
 	Accuracy float64 // on test images
 	Sent     int64   // bytes, by this rank
@@ -27,7 +27,7 @@ type Result struct {
 	Curve    []Point // after each epoch
 }
 
-// Point is a measurement in the course of a training, as tutti plot reads it.
+// Point is a measurement during a training, in the form that tutti plot reads.
 type Point struct {
 	Name      string  `json:"name"`
 	Step      int     `json:"step"`
@@ -41,15 +41,15 @@ func (r Result) String() string {
 	return fmt.Sprintf("test accuracy %.1f %%, a rank sent %d KiB", 100*r.Accuracy, r.Sent>>10)
 }
 
-// Optimizer is what a rank moves its parameters with.
+// Optimizer updates a rank's parameters.
 type Optimizer interface {
-	// Update makes a step, the first of which is 0: gradients have the averages, or g the shards.
+	// Update makes a step; the first step is 0. The averages are in gradients or, with shards, in g.
 	Update(ctx context.Context, step int, g *ddp.Gradients, params, gradients []*runtime.Tensor) error
-	// Close frees what it keeps.
+	// Close frees the optimizer's memory.
 	Close() error
 }
 
-// descent subtracts the gradient.
+// descent subtracts the gradient from the parameters.
 type descent struct{}
 
 func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradients []*runtime.Tensor) error {
@@ -69,9 +69,9 @@ func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradie
 
 func (descent) Close() error { return nil }
 
-// Train trains a softmax regression for ten epochs, as one rank of a program. cfg says how gradients are averaged:
-// those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector. With Uneven each image is read once in an
-// epoch. A nil optimizer is gradient descent. Train closes the optimizer.
+// Train trains a softmax regression for ten epochs, as one rank of a program. cfg says how to average the gradients
+// of a matrix of [digits.Pixels]×[digits.Classes] and of a vector. With Uneven an epoch uses each image once. A nil
+// optimizer is gradient descent. Train closes the optimizer.
 func Train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Config) (Result, error) {
 	if optimizer == nil {
 		optimizer = descent{}
@@ -150,7 +150,7 @@ func train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Confi
 	return result, err
 }
 
-// checksum is of the bits, for comparing runs.
+// checksum hashes the bits, for a comparison of runs.
 func checksum(values []float32) (uint32, error) {
 	h := fnv.New32a()
 	err := binary.Write(h, binary.LittleEndian, values)
