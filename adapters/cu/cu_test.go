@@ -20,8 +20,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// newContext makes a context of cu that is current on this thread until the test
-// ends.
+// newContext makes a context of cu that is current on this thread until the test ends.
 func newContext(t *testing.T) (cu.Device, cu.CUContext) {
 	goruntime.LockOSThread()
 	t.Cleanup(goruntime.UnlockOSThread)
@@ -32,8 +31,8 @@ func newContext(t *testing.T) (cu.Device, cu.CUContext) {
 	return device, ctx
 }
 
-// TestContext: a runtime works in a context of cu, beside one in the primary
-// context, and both outlive it.
+// TestContext checks that a runtime works in a context of cu, beside one in the primary context, and that both
+// contexts outlive it.
 func TestContext(t *testing.T) {
 	device, ctx := newContext(t)
 	rt, err := tutti.Open(int(device), ctx)
@@ -60,8 +59,8 @@ func TestContext(t *testing.T) {
 	require.NoError(t, device.ReleasePrimaryCtx())
 }
 
-// TestPointers: memory of cu is a tensor of tutti, and the other way about, and a
-// collective reduces it where it is.
+// TestPointers checks that memory of cu is a tensor of tutti and vice versa, and that a collective reduces it in
+// place.
 func TestPointers(t *testing.T) {
 	device, ctx := newContext(t)
 	stream, err := cu.MakeStream(cu.DefaultStream)
@@ -107,7 +106,7 @@ func TestPointers(t *testing.T) {
 	require.NoError(t, ctx.Destroy())
 }
 
-// TestEvents: an event of either is recorded and waited for by the other.
+// TestEvents checks that each library records and waits for the other's events.
 func TestEvents(t *testing.T) {
 	device, ctx := newContext(t)
 	rt, err := tutti.Open(int(device), ctx)
@@ -132,5 +131,5 @@ func TestEvents(t *testing.T) {
 	require.NoError(t, ctx.Destroy())
 }
 
-// TestReadme: what the README shows is what the program has.
+// TestReadme checks that the program contains the README's code.
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "gradients/main.go", 10) }

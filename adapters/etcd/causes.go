@@ -14,13 +14,13 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// cause is what an error of etcd's means to its user.
+// cause is the meaning of an etcd error for the user.
 type cause struct {
 	sentinel error  // what errors.Is finds
-	remedy   string // follows etcd's words; PREFIX stands for Config.Prefix; "" where these say enough
+	remedy   string // follows etcd's text; PREFIX stands for Config.Prefix; "" if the text is enough
 }
 
-// Remedies of several causes.
+// Remedies for several causes.
 const (
 	needsMajority = "most of its servers must run and reach each other (etcdctl endpoint status --cluster)"
 	tooSlow       = "its servers are overloaded, have slow disks, or do not reach each other " +
@@ -38,7 +38,7 @@ const (
 	noEtcd        = "no etcd of version 3 listens there"
 )
 
-// causes are those of etcd's own errors that the calls of a session may get, by their texts.
+// causes maps etcd's own errors that a session's calls may return.
 var causes = map[error]cause{
 	rpctypes.ErrGRPCNoSpace:                {store.ErrFull, freeSpace},
 	rpctypes.ErrGRPCRequestTooManyRequests: {comm.ErrExhausted, tooSlow},
@@ -75,7 +75,7 @@ var causes = map[error]cause{
 	rpctypes.ErrGRPCFutureRev:     {comm.ErrPeerFailed, otherData},
 }
 
-// codeCauses are those of other errors, by their gRPC codes. A code that is not here is a store that has failed.
+// codeCauses maps the gRPC codes of other errors. A missing code means that the store has failed.
 var codeCauses = map[codes.Code]cause{
 	codes.PermissionDenied:   {sentinel: fs.ErrPermission},
 	codes.Unauthenticated:    {sentinel: fs.ErrPermission},
@@ -89,11 +89,11 @@ var codeCauses = map[codes.Code]cause{
 	codes.Unavailable:        {comm.ErrPeerFailed, needsMajority},
 }
 
-// causeOf returns what an error of etcd's client means.
+// causeOf returns the meaning of an error from etcd's client.
 func causeOf(err error) cause {
 	text := err.Error()
 	for known, c := range causes {
-		// A watch that etcd ends has the error in a text alone, behind other words. No text ends with another.
+		// A watch that etcd ends has the error only at the end of a text. No error text ends with another.
 		if strings.HasSuffix(text, rpctypes.ErrorDesc(known)) {
 			return c
 		}
@@ -101,7 +101,7 @@ func causeOf(err error) cause {
 	code := codeOf(err)
 	switch {
 	case code == codes.ResourceExhausted && strings.Contains(text, "message larger than max"):
-		return cause{comm.ErrArgument, tooLarge} // of gRPC, which both sides bound
+		return cause{comm.ErrArgument, tooLarge} // from gRPC; client and server both limit the size
 	case code == codes.Canceled && strings.Contains(text, "client connection is closing"),
 		errors.Is(err, errWatchEnded):
 		return cause{comm.ErrClosed, "keep etcd's client open for as long as the session"}
@@ -123,5 +123,5 @@ func codeOf(err error) codes.Code {
 	return status.Code(err)
 }
 
-// fromEtcd reports whether an error is etcd's own, rather than gRPC's.
+// fromEtcd reports whether etcd itself, not gRPC, made the error.
 func fromEtcd(err error) bool { return strings.Contains(err.Error(), "etcdserver: ") }

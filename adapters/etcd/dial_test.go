@@ -37,7 +37,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// authority signs certificates of a test.
+// authority signs a test's certificates.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -45,7 +45,7 @@ type authority struct {
 	file string
 }
 
-// newAuthority makes one, whose certificate is in a file.
+// newAuthority makes an authority with its certificate in a file.
 func newAuthority(t *testing.T) *authority {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign makes a certificate of a host and of a client, in two files.
+// sign makes a certificate for a host and a client in two files.
 func (a *authority) sign(t *testing.T, host string) (pair tls.Certificate, cert, key string) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func (a *authority) sign(t *testing.T, host string) (pair tls.Certificate, cert,
 	return pair, cert, key
 }
 
-// open tries to begin a session, without a deadline.
+// open tries to begin a session without a deadline.
 func open(t *testing.T, cfg clientv3.Config) error {
 	cfg.Logger = zap.NewNop()
 	client, err := clientv3.New(cfg)
@@ -110,7 +110,7 @@ func open(t *testing.T, cfg clientv3.Config) error {
 	return kv.Close()
 }
 
-// Dial ends where no etcd can be reached, also without a deadline, and each cause has its own words.
+// Dial ends if no etcd can be reached, even without a deadline, and each cause has its own text.
 func TestDialNamesTheCause(t *testing.T) {
 	ours := newAuthority(t)
 	others := newAuthority(t)
@@ -124,7 +124,7 @@ func TestDialNamesTheCause(t *testing.T) {
 	s.more = []string{"--listen-client-urls", both, "--advertise-client-urls", both,
 		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", ours.file, "--client-cert-auth"}
 	s.start(t)
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // which accepts nothing
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = mute.Close() })
 	web := httptest.NewServer(http.NotFoundHandler())
@@ -176,7 +176,7 @@ func TestDialNamesTheCause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for range 10 { // a machine under load may be too slow to say it at once
+			for range 10 { // a machine under load may not say it the first time
 				err := open(t, clientv3.Config{Endpoints: []string{test.endpoint}, TLS: test.conf})
 				if errors.Is(err, test.kind) && strings.Contains(err.Error(), test.text) {
 					return
@@ -190,7 +190,7 @@ func TestDialNamesTheCause(t *testing.T) {
 	require.NoError(t, open(t, clientv3.Config{Endpoints: []string{"https://" + address}, TLS: right}))
 }
 
-// An etcd that refuses a user, or has no room, says so.
+// An etcd that refuses a user or is full says so.
 func TestDialIsRefused(t *testing.T) {
 	s := newServer(t, "--quota-backend-bytes", strconv.Itoa(4<<20))
 	admin := s.dial(t)
@@ -217,9 +217,9 @@ func TestDialIsRefused(t *testing.T) {
 	require.NoError(t, open(t, cfg))
 	cfg.Password = "wrong"
 	err = open(t, cfg)
-	assert.ErrorContains(t, err, "invalid user ID or password") // of the client, which begins with it
+	assert.ErrorContains(t, err, "invalid user ID or password") // the client's error begins with it
 
-	// A job learns at once that it may not have its keys, and how it may.
+	// A job learns at once that it may not access its keys, and the remedy.
 	err = open(t, clientv3.Config{Endpoints: []string{s.client}})
 	require.ErrorIs(t, err, fs.ErrPermission)
 	require.ErrorContains(t, err, "set Username and Password of its client")
@@ -250,13 +250,13 @@ func TestDialIsRefused(t *testing.T) {
 	require.NoError(t, open(t, cfg))
 }
 
-// A refused request says why, and leaves the session as it was.
+// A refused request has a reason and leaves the session unchanged.
 func TestRequestsAreRefused(t *testing.T) {
 	s := newServer(t)
 	client := s.dial(t)
 	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/test/", Silence: 2 * time.Second})
 	require.NoError(t, err)
-	for _, bytes := range []int{1600 << 10, 3 << 20} { // beyond the bound of etcd, and of its client
+	for _, bytes := range []int{1600 << 10, 3 << 20} { // beyond the limits of etcd and of its client
 		err = kv.Set(t.Context(), "large", []byte(strings.Repeat("x", bytes)))
 		require.ErrorIs(t, err, comm.ErrArgument)
 		require.ErrorContains(t, err, "--max-request-bytes")
@@ -268,7 +268,7 @@ func TestRequestsAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrArgument)
 	require.ErrorContains(t, err, "shorten Silence")
 
-	// A server with other data than its peers refuses everything but reads.
+	// A server whose data differs from its peers' refuses everything but reads.
 	members, err := client.MemberList(t.Context())
 	require.NoError(t, err)
 	alarms := etcdserverpb.NewMaintenanceClient(client.ActiveConnection())
@@ -283,7 +283,7 @@ func TestRequestsAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "replace it (etcdctl alarm list)")
 }
 
-// A session whose lease somebody revokes ends, and says what that may mean.
+// If somebody revokes a session's lease, the session ends and says what that may mean.
 func TestLostLease(t *testing.T) {
 	client := newServer(t).dial(t)
 	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/test/", Silence: 2 * time.Second})

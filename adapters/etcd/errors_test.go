@@ -17,13 +17,13 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// kinds are the sentinels of which each error wraps one.
+// kinds are the sentinels. Each error wraps one of them.
 var kinds = []error{
 	fs.ErrPermission, store.ErrFull, comm.ErrExhausted, comm.ErrArgument, comm.ErrPeerFailed, comm.ErrTimeout,
 	comm.ErrUnsupported, comm.ErrUnavailable, comm.ErrMismatch, comm.ErrClosed,
 }
 
-// checkKind reports whether an error wraps this sentinel alone.
+// checkKind checks that an error wraps this sentinel and no other.
 func checkKind(t *testing.T, err, want error) {
 	t.Helper()
 	for _, kind := range kinds {
@@ -31,7 +31,7 @@ func checkKind(t *testing.T, err, want error) {
 	}
 }
 
-// Each error of etcd's has one kind, and a text that names what to do.
+// Each etcd error has one kind, and a text with a remedy.
 func TestCauses(t *testing.T) {
 	for _, test := range []struct {
 		err, kind error
@@ -77,14 +77,14 @@ func TestCauses(t *testing.T) {
 		{errors.New("anything else"), comm.ErrPeerFailed, "anything else"},
 		{status.Error(codes.Canceled, "grpc: the client connection is closing"), comm.ErrClosed, "keep etcd's client open"},
 		{errWatchEnded, comm.ErrClosed, "keep etcd's client open"},
-		// As a watch has it that etcd ends.
+		// In the form of a watch that etcd ends.
 		{
 			status.Error(codes.FailedPrecondition, rpctypes.ErrGRPCPermissionDenied.Error()), fs.ErrPermission,
 			"readwrite /job/",
 		},
 	} {
 		cfg := Config{Prefix: "/job/", Silence: time.Second}
-		for _, err := range []error{test.err, rpctypes.Error(test.err)} { // of gRPC, and of etcd's client
+		for _, err := range []error{test.err, rpctypes.Error(test.err)} { // from gRPC and from etcd's client
 			got := cfg.wrap(t.Context(), err)
 			checkKind(t, got, test.kind)
 			require.ErrorIs(t, got, err)
@@ -94,7 +94,7 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-// The error has the failures that the client met before its context ended.
+// The error contains the failures that the client met before its context ended.
 func TestCauseStaysWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -1,5 +1,5 @@
 // Package etcd keeps the store of an elastic job in [etcd], so that it outlives every member. The program in
-// cmd/tutti-store serves such a store to processes that do not know of etcd.
+// cmd/tutti-store serves such a store to processes that do not know etcd.
 //
 //	client, err := clientv3.New(clientv3.Config{Endpoints: …, TLS: …})
 //	…
@@ -31,43 +31,44 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// Config says which store to use.
+// Config describes the store to use.
 type Config struct {
 	Client *clientv3.Client // not closed by the store
-	// Prefix begins the keys of a job. Another job needs another one, also after this one has ended: its keys stay.
+	// Prefix begins the keys of a job. Each job needs a different prefix, even after this one has ended: its keys
+	// stay.
 	Prefix string
-	// Silence is how long a process may be silent before its leases end. It is rounded up to seconds, of which an etcd
-	// with the usual timeouts grants at least 2.
+	// Silence is how long a process may be silent before its leases end. It is rounded up to seconds. An etcd with
+	// the usual timeouts grants at least 2.
 	Silence time.Duration
 }
 
-// reachTime bounds the time until an etcd answers for the first time. One that elects a leader takes a second. After
-// that, the cause is looked for, so that both take 5 s.
+// reachTime bounds the time until an etcd first answers. An election takes a second. Finding the cause afterwards
+// makes it 5 s in all.
 const (
 	reachTime = 3 * time.Second
 	retryTime = 100 * time.Millisecond
 )
 
-// session is a store of one process.
+// session is one process's store.
 type session struct {
 	Config
 	lease *concurrency.Session // of the session
-	ttl   time.Duration        // of the lease, which etcd may grant for longer than Silence
-	ctx   context.Context      // until Close
+	ttl   time.Duration        // of the lease; etcd may grant more than Silence
+	ctx   context.Context      // ends at Close
 	end   context.CancelFunc   // ends ctx
-	drops sync.WaitGroup       // deletions in flight, which Close waits for
+	drops sync.WaitGroup       // deletions in flight; Close waits for them
 	done  chan struct{}        // closed when the session has ended
 
 	mu  sync.Mutex // guards err
-	err error      // why it has ended; nil: it has not; guarded by mu
+	err error      // why it has ended; nil while it lasts; guarded by mu
 }
 
-// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. An etcd
-// that does not answer within 3 s is an error at most 2 s later, which says what its endpoints are: a port that
-// nobody serves, or one that does not accept a certificate.
+// Dial begins a session. The session ends with Close, or when etcd has not heard from this process for
+// Config.Silence. If an etcd does not answer within 3 s, Dial returns an error at most 2 s later. The error describes
+// the endpoints, such as a port without a server, or a server that does not accept a certificate.
 //
-// Errors of Dial and of the session name the cause and the remedy. They wrap [comm.ErrTimeout] or [comm.ErrCanceled] if
-// the context has ended, and otherwise
+// Errors of Dial and of the session name the cause and the remedy. They wrap [comm.ErrTimeout] or [comm.ErrCanceled]
+// if the context has ended, and otherwise
 //
 //   - fs.ErrPermission where etcd refuses the user or a certificate, or the client etcd's,
 //   - [comm.ErrArgument] where it refuses the request or an endpoint is no etcd's, [comm.ErrMismatch] where endpoints
@@ -109,15 +110,15 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	return s, nil
 }
 
-// grant requests a lease, and retries while etcd is down or has no leader. It calls etcd's interface itself, as
-// the client replaces what it has met by the end of the context.
+// grant requests a lease, and retries while etcd is down or has no leader. It calls etcd's interface directly,
+// because the client replaces earlier errors with the context's error.
 func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
 	seconds := int64(cfg.Silence / time.Second)
 	if cfg.Silence%time.Second > 0 {
 		seconds++
 	}
 	conn := cfg.Client.ActiveConnection()
-	if conn == nil { // an etcd of this process
+	if conn == nil { // an etcd in this process
 		granted, err := cfg.Client.Grant(ctx, seconds)
 		if err != nil {
 			return nil, err
@@ -147,8 +148,8 @@ func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse,
 	}
 }
 
-// check has etcd compare the user's rights with the keys of the job, by a transaction that changes nothing: etcd looks
-// at both branches of one. A user without them would learn it from the first call.
+// check makes etcd check the user's access to the job's keys, by a transaction that changes nothing: etcd checks both
+// branches. Without it, a user would learn of missing rights in the first call.
 func (cfg *Config) check(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
@@ -160,7 +161,7 @@ func (cfg *Config) check(ctx context.Context) error {
 	return err
 }
 
-// wrap returns an error of etcd's client with the sentinel of its cause, and its remedy.
+// wrap returns an error of etcd's client with the sentinel and the remedy of its cause.
 func (cfg *Config) wrap(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -168,8 +169,8 @@ func (cfg *Config) wrap(ctx context.Context, err error) error {
 	return fmt.Errorf("etcd: %w", cfg.name(ctx, err))
 }
 
-// name adds the sentinel of its cause, and its remedy, to an error of etcd's client. Failures that the client met
-// before its context ended stay with it: a certificate that is not accepted, or a port that nobody serves.
+// name adds the sentinel and the remedy of its cause to an error of etcd's client. The error keeps failures that the
+// client met before its context ended, such as a refused certificate or a port without a server.
 func (cfg *Config) name(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
@@ -181,10 +182,11 @@ func (cfg *Config) name(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w; %s", c.sentinel, err, strings.ReplaceAll(c.remedy, "PREFIX", cfg.Prefix))
 }
 
-// errWatchEnded is why a watch ends whose channel etcd's client closes without an error: the client is closed.
+// errWatchEnded is the error of a watch whose channel etcd's client closes without an error, which means that the
+// client is closed.
 var errWatchEnded = errors.New("the client of etcd is closed, or has given the watch up")
 
-// fail ends the session, and reports whether it was the first to do so.
+// fail ends the session and reports whether this call did so.
 func (s *session) fail(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,13 +207,13 @@ func (s *session) Err() error {
 	return s.err
 }
 
-// LeaseTime is for how long etcd keeps what a process has leased that is silent.
+// LeaseTime returns how long etcd keeps the leased keys of a silent process.
 func (s *session) LeaseTime() time.Duration { return s.ttl }
 
-// Orphan ends the session, whose lease is no longer renewed.
+// Orphan ends the session. Its lease is no longer renewed.
 func (s *session) Orphan() { s.fail(fmt.Errorf("etcd: %w", comm.ErrClosed)) }
 
-// Close deletes what was leased.
+// Close deletes the leased keys.
 func (s *session) Close() error {
 	if !s.fail(fmt.Errorf("etcd: %w", comm.ErrClosed)) {
 		return nil
@@ -223,14 +225,14 @@ func (s *session) Close() error {
 	return s.wrap(ctx, err)
 }
 
-// join is ctx, which also ends with the session.
+// join returns a ctx that also ends with the session.
 func (s *session) join(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.ctx, func() { cancel(comm.ErrClosed) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// loseLease ends a session whose lease has ended.
+// loseLease ends a session after its lease has ended.
 func (s *session) loseLease() {
 	s.fail(fmt.Errorf("etcd: %w: the session's lease has ended; %s", comm.ErrPeerFailed, silentTooLong))
 }
@@ -238,7 +240,7 @@ func (s *session) loseLease() {
 // result is the error of a call.
 func (s *session) result(ctx context.Context, err error) error {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
-		s.loseLease() // which renewing it will tell later
+		s.loseLease() // the renewal would report it later
 	}
 	if ended := s.Err(); err != nil && ended != nil {
 		return ended
@@ -341,7 +343,7 @@ func (s *session) Drop(key string) {
 	s.drops.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.Silence)
 		defer cancel()
-		_, _ = s.Client.Delete(ctx, s.Prefix+key) // its lease ends as well
+		_, _ = s.Client.Delete(ctx, s.Prefix+key) // its lease ends anyway
 	})
 }
 
@@ -366,8 +368,8 @@ func (s *session) Watch(ctx context.Context, prefix string, f func(store.Event))
 	return nil, s.result(ctx, err)
 }
 
-// follow calls f for what there is, then ready unless it is nil, and then f for each change, until ctx ends or the
-// events cannot be had any more.
+// follow calls f for each existing key, then ready unless it is nil, and then f for each change. It ends when ctx
+// ends or events are no longer available.
 func (s *session) follow(
 	ctx context.Context, key string, options []clientv3.OpOption, f func(store.Event), ready func(),
 ) error {

@@ -32,10 +32,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// limit is far more than any wait here takes.
+// limit is far longer than any wait here.
 const limit = time.Minute
 
-// server is an etcd that a test starts, and may stop.
+// server is an etcd that a test starts and can stop.
 type server struct {
 	dir    string
 	client string // addresses
@@ -52,7 +52,7 @@ func newServer(t *testing.T, more ...string) *server {
 	return s
 }
 
-// prepare chooses the addresses of an etcd that is not started yet.
+// prepare chooses the addresses of an etcd that has not been started.
 func prepare(t *testing.T) *server {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
@@ -88,8 +88,8 @@ func (s *server) dial(t *testing.T) *clientv3.Client {
 	return c
 }
 
-// TestStore has the same calls made of an etcd, of one behind a proxy, and of the library's own store, with the same
-// answers.
+// TestStore makes the same calls on an etcd, on one behind a proxy, and on the library's own store, and expects the
+// same answers.
 func TestStore(t *testing.T) {
 	s := newServer(t)
 	own := store.NewServer(store.Options{})
@@ -124,7 +124,7 @@ func TestStore(t *testing.T) {
 			a, b := open(t), open(t)
 			defer b.Close()
 
-			// A get waits for its key, and no longer than its context.
+			// A get waits for its key no longer than its context.
 			short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
 			_, err := b.Get(short, "late")
 			stop()
@@ -137,7 +137,7 @@ func TestStore(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, "here", string(value))
 
-			// Of those who set a key that there is not yet, one does.
+			// Of two clients that set a missing key, one succeeds.
 			first, ok, err := a.CompareAndSet(ctx, "x", 0, []byte("a"))
 			require.NoError(t, err)
 			assert.True(t, ok)
@@ -151,7 +151,8 @@ func TestStore(t *testing.T) {
 			assert.True(t, ok)
 			assert.Greater(t, second.Version, first.Version)
 
-			// A watch has what there is, and then each change in order; what was leased vanishes with its session.
+			// A watch delivers the existing keys, and then each change in order. Leased keys vanish with their
+			// session.
 			events := make(chan string, 100)
 			require.NoError(t, a.Set(ctx, "watched/1", []byte("1"), store.Lease))
 			stopWatch, err := b.Watch(ctx, "watched/", func(e store.Event) { events <- fmt.Sprint(e.Key, "=", string(e.Value), " ", e.Deleted) })
@@ -174,7 +175,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// checkMore makes the calls that are a client's alone.
+// checkMore makes the calls that only clients have.
 func checkMore(t *testing.T, kv *store.Client) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -207,7 +208,7 @@ func TestRefusals(t *testing.T) {
 	require.NoError(t, err)
 	s.stop()
 	select {
-	case <-kv.Done(): // nobody keeps the lease alive
+	case <-kv.Done(): // nothing keeps the lease alive
 		require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
 	case <-time.After(limit):
 		t.Error("the session of an etcd that is gone has not ended")
@@ -215,7 +216,7 @@ func TestRefusals(t *testing.T) {
 	_ = kv.Close()
 }
 
-// A write that finds the lease gone ends the session: otherwise it would be a refusal within a session that lasts.
+// A write that finds the lease gone ends the session. Otherwise a session that lasts would refuse it.
 func TestWriteToALostLease(t *testing.T) {
 	client := newServer(t).dial(t)
 	kv, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "/lost/", Silence: time.Minute})
@@ -232,7 +233,7 @@ func TestWriteToALostLease(t *testing.T) {
 	_ = kv.Close()
 }
 
-// TestElastic: members over an etcd go on when one is killed, and while etcd is restarted.
+// TestElastic checks that members over an etcd go on when one is killed, and while etcd restarts.
 func TestElastic(t *testing.T) {
 	s := newServer(t)
 	conf, err := store.TLS([]byte("a secret of tests"), "etcd")
@@ -240,7 +241,7 @@ func TestElastic(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	const members = 3
-	var last atomic.Uint64 // step; chosen by the member that is lost, which all three have been with
+	var last atomic.Uint64 // step at which a member is lost, after all three have trained; that member sets it
 	last.Store(math.MaxUint64)
 	values, errs := make([]float32, members), make([]error, members)
 	var all sync.WaitGroup
@@ -292,18 +293,18 @@ func TestElastic(t *testing.T) {
 	assert.GreaterOrEqual(t, values[1], float32(last.Load()))
 }
 
-// log passes on what is logged.
+// log forwards log lines.
 type log chan string
 
 func (l log) Write(p []byte) (int, error) {
 	select {
 	case l <- string(p):
-	default: // nobody reads any more
+	default: // nothing reads any more
 	}
 	return len(p), nil
 }
 
-// TestFullQuota: members that lose one while etcd has no room log that, and go on when it has.
+// TestFullQuota checks that members that lose one while etcd is full log that, and go on when it has space.
 func TestFullQuota(t *testing.T) {
 	s := newServer(t, "--quota-backend-bytes", strconv.Itoa(16<<20))
 	lines := make(log, 1000)
@@ -333,7 +334,7 @@ func TestFullQuota(t *testing.T) {
 		_, err = admin.AlarmDisarm(ctx, &clientv3.AlarmMember{})
 		require.NoError(t, err)
 	}
-	var last atomic.Uint64 // step; chosen by the member that is lost, which all three have been with
+	var last atomic.Uint64 // step at which a member is lost, after all three have trained; that member sets it
 	last.Store(math.MaxUint64)
 	conf, err := store.TLS([]byte("a secret of tests"), "etcd")
 	require.NoError(t, err)
@@ -381,7 +382,7 @@ func TestFullQuota(t *testing.T) {
 	assert.NoError(t, errs[2])
 }
 
-// A client that is closed below a session ends it with an error, whatever its watches say.
+// Closing the client below a session ends the session with an error, whatever its watches report.
 func TestClosedClient(t *testing.T) {
 	client := newServer(t).dial(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -404,8 +405,8 @@ func TestClosedClient(t *testing.T) {
 	_ = session.Close()
 }
 
-// A proxy that is closed renews no lease any more, though etcd's client is open: a client that does not go on at
-// another proxy is lost to the others.
+// A closed proxy renews no lease, although etcd's client is open. A client that does not go on at another proxy is
+// lost to the others.
 func TestClosedProxy(t *testing.T) {
 	const silence = 2 * time.Second
 	client := newServer(t).dial(t)
@@ -441,7 +442,7 @@ func TestClosedProxy(t *testing.T) {
 	require.NoError(t, observer.Close())
 }
 
-// A session tells for how long etcd keeps leases, which is no less than an election needs.
+// A session reports how long etcd keeps leases: at least as long as an election takes.
 func TestLeaseTime(t *testing.T) {
 	client := newServer(t).dial(t)
 	for _, silence := range []time.Duration{500 * time.Millisecond, 2500 * time.Millisecond} {

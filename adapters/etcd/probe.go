@@ -19,19 +19,19 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// probeTime bounds how long an endpoint takes to show what it is.
+// probeTime bounds the time for an endpoint to show its protocol.
 const probeTime = 2 * time.Second
 
-// A client of HTTP/2 begins with these bytes, and with its settings, of which there may be none.
+// An HTTP/2 client begins with these bytes and its settings, which may be empty.
 const http2Begin = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-// finding is what an endpoint is that the client could not use.
+// finding describes an endpoint that the client could not use.
 type finding struct {
 	sentinel error  // what errors.Is finds
-	text     string // what was found, and what to do
+	text     string // the finding and the remedy
 }
 
-// unreachable reports whether an error of the client's may be that of a connection rather than etcd's.
+// unreachable reports whether a client's error may come from a connection rather than from etcd.
 func unreachable(err error) bool {
 	if err == nil || fromEtcd(err) {
 		return false
@@ -43,7 +43,7 @@ func unreachable(err error) bool {
 	return false
 }
 
-// explain adds what each endpoint is to the error of a client that could use none.
+// explain adds a finding for each endpoint to the error of a client that could use none.
 func (cfg *Config) explain(ctx context.Context, err error) error {
 	endpoints := cfg.Client.Endpoints()
 	found := make([]finding, len(endpoints))
@@ -57,7 +57,7 @@ func (cfg *Config) explain(ctx context.Context, err error) error {
 	for i, f := range found {
 		texts[i] = f.text
 		if f.sentinel != sentinel {
-			sentinel = comm.ErrPeerFailed // of a cluster, one server of which is down
+			sentinel = comm.ErrPeerFailed // one server of a cluster is down
 		}
 	}
 	if ctx.Err() != nil {
@@ -66,9 +66,9 @@ func (cfg *Config) explain(ctx context.Context, err error) error {
 	return fmt.Errorf("etcd: %w: %w; %s", sentinel, err, strings.Join(texts, "; "))
 }
 
-// probe says what an endpoint is that the client could not use, and what to do. The client's own errors are those of
-// whatever failed first: a write to a connection that etcd has closed because of a certificate is a broken pipe.
-// Nothing is sent but the beginning of a connection.
+// probe returns why the client could not use an endpoint, and the remedy. The client's own error is of the operation
+// that failed first: if etcd closes a connection because of a certificate, a write gets a broken pipe. probe sends
+// only the beginning of a connection.
 func probe(ctx context.Context, endpoint string, met error) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -83,20 +83,20 @@ func probe(ctx context.Context, endpoint string, met error) finding {
 		return unconnected(endpoint, err)
 	}
 	defer plain.Close() //nolint:errcheck // nothing was written
-	// Any server will do: only its protocol matters.
+	// Accept any server: only its protocol matters.
 	conn := tls.Client(plain, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	err = conn.HandshakeContext(ctx)
 	if err == nil {
 		deadline, _ := ctx.Deadline()
 		_ = conn.SetReadDeadline(deadline)
-		_, err = conn.Read(make([]byte, 1)) // where TLS 1.3 refuses a client
+		_, err = conn.Read(make([]byte, 1)) // TLS 1.3 refuses a client here
 	}
 	var remote *net.OpError
 	switch {
-	case strings.Contains(met.Error(), "x509: "): // the client's, which does not tell it in another way
+	case strings.Contains(met.Error(), "x509: "): // from the client, which has no other form
 		return finding{fs.ErrPermission, address + " speaks TLS with a certificate that etcd's client does not accept: " +
 			"RootCAs of its TLS configuration need the authority, and the certificate needs the host of the endpoint"}
-	case errors.As(err, &remote) && remote.Op == "remote error": // an alert, of which package tls has no type
+	case errors.As(err, &remote) && remote.Op == "remote error": // an alert, for which package tls has no type
 		return alerted(scheme, address, remote.Err)
 	case conn.ConnectionState().HandshakeComplete:
 		return encrypted(scheme, address)
@@ -116,7 +116,7 @@ func dial(ctx context.Context, scheme, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
-// unconnected is an endpoint that takes no connection.
+// unconnected describes an endpoint that does not accept connections.
 func unconnected(endpoint string, err error) finding {
 	var address *net.AddrError
 	var name *net.DNSError
@@ -135,7 +135,7 @@ func unconnected(endpoint string, err error) finding {
 	return finding{comm.ErrPeerFailed, err.Error()}
 }
 
-// alerted is an endpoint that refuses a client by TLS.
+// alerted describes an endpoint whose TLS refuses the client.
 func alerted(scheme, address string, alert error) finding {
 	if !strings.Contains(alert.Error(), "certificate") {
 		return finding{comm.ErrArgument, fmt.Sprintf("%s speaks TLS, but is no etcd: %v", address, alert)}
@@ -148,7 +148,7 @@ func alerted(scheme, address string, alert error) finding {
 		"%v; give the client one of the authority in etcd's --trusted-ca-file", address, alert)}
 }
 
-// encrypted is an endpoint that speaks TLS.
+// encrypted describes an endpoint that speaks TLS.
 func encrypted(scheme, address string) finding {
 	if scheme == "https" || scheme == "unixs" {
 		return finding{comm.ErrPeerFailed, address + " speaks TLS, as https:// says, and does nothing more"}
@@ -157,7 +157,7 @@ func encrypted(scheme, address string) finding {
 		"the endpoint must begin with https://, and etcd's client needs a TLS configuration"}
 }
 
-// unencrypted is an endpoint that does not speak TLS, as fault says.
+// unencrypted describes an endpoint that does not speak TLS, according to fault.
 func unencrypted(ctx context.Context, scheme, address string, fault error) finding {
 	if !speaksHTTP2(ctx, scheme, address) {
 		return finding{comm.ErrArgument, address + " is no etcd: it speaks neither TLS nor HTTP/2"}
@@ -170,7 +170,7 @@ func unencrypted(ctx context.Context, scheme, address string, fault error) findi
 		"%s does not speak TLS: %v; the endpoint must begin with http://", address, fault)}
 }
 
-// speaksHTTP2 reports whether an endpoint answers as a server of HTTP/2, which etcd is, does.
+// speaksHTTP2 reports whether an endpoint answers as an HTTP/2 server, as etcd does.
 func speaksHTTP2(ctx context.Context, scheme, address string) bool {
 	conn, err := dial(ctx, scheme, address)
 	if err != nil {
@@ -184,7 +184,7 @@ func speaksHTTP2(ctx context.Context, scheme, address string) bool {
 	if _, err := io.WriteString(conn, http2Begin); err != nil {
 		return false
 	}
-	const settings = 4 // the type of the first frame
+	const settings = 4 // type of the first frame
 	header := make([]byte, 9)
 	_, err = io.ReadFull(conn, header)
 	return err == nil && header[3] == settings

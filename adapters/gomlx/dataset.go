@@ -14,28 +14,27 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 )
 
-// Dataset is a rank's share of a data set in memory, in batches. It implements
-// train.Dataset: an iteration goes on where the last one ended, to the end of the epoch,
-// and the next one begins the next epoch, in another order. Its position is the number of
-// epochs and of batches that were taken, for checkpoints.
+// Dataset is a rank's share of a data set in memory, in batches. It implements train.Dataset. An iteration continues
+// where the last one ended, up to the end of the epoch. The next one begins the next epoch, in another order. The
+// position, for checkpoints, is the number of epochs and of batches taken.
 type Dataset struct {
 	name           string                    // in errors
-	inputs, labels []*tensors.Tensor         // what batches are cut from
-	cfg            distributed.SamplerConfig // as it was passed
+	inputs, labels []*tensors.Tensor         // batches are cut from them
+	cfg            distributed.SamplerConfig // as passed
 	sampler        *distributed.Sampler      // shares the examples among the ranks
-	n              int                       // examples
-	size           int                       // of a batch
-	ranks          int                       // that share the examples
-	infinite       bool                      // epochs follow each other without an end
-	epoch, batch   int                       // that goes on, and its next batch
+	n              int                       // number of examples
+	size           int                       // size of a batch
+	ranks          int                       // number of ranks that share the examples
+	infinite       bool                      // epochs follow each other without end
+	epoch, batch   int                       // current epoch and its next batch
 	batches        [][]int                   // of the epoch
-	compared       bool                      // all ranks have these examples
+	compared       bool                      // all ranks are known to have these examples
 }
 
-// NewDataset returns the share of c's rank of examples: the first axis of each tensor numbers them. All ranks have all
-// examples, in the same order: when a training starts, their checksums are compared. size is how many a batch has, on
-// each rank. A last batch with fewer is left out, because GoMLX would compile another graph for it. cfg
-// says what becomes of examples that the ranks cannot share equally. It may not be Uneven, with which ranks would have
+// NewDataset returns the share of c's rank of examples, which the first axis of each tensor numbers. All ranks have
+// all examples in the same order: when a training starts, their checksums are compared. size is the number of
+// examples in a batch on each rank. A smaller last batch is left out, because GoMLX would compile another graph for
+// it. cfg decides about examples that the ranks cannot share equally. Uneven is an error, because ranks would have
 // unequal numbers of batches.
 func NewDataset(
 	c comm.Communicator,
@@ -70,8 +69,8 @@ func NewDataset(
 	return d, nil
 }
 
-// Rebind shares the examples among the ranks of another communicator. The epoch goes on behind
-// the batches that the ranks took together, rounded down to a multiple of their new number.
+// Rebind divides the examples among the ranks of another communicator. The epoch continues after the batches that the
+// ranks have taken together, rounded down to a multiple of the new number of ranks.
 func (d *Dataset) Rebind(c comm.Communicator) error {
 	sampler, err := distributed.NewSampler(c, d.n, d.cfg)
 	if err != nil {
@@ -85,21 +84,20 @@ func (d *Dataset) Rebind(c comm.Communicator) error {
 	return err
 }
 
-// Infinite has an iteration go on with the next epoch instead of ending, for
-// train.Loop.RunSteps. It returns d.
+// Infinite makes an iteration continue with the next epoch instead of ending, for train.Loop.RunSteps. It returns d.
 func (d *Dataset) Infinite(on bool) *Dataset {
 	d.infinite = on
 	return d
 }
 
-// Position returns the epoch and how many of its batches were taken.
+// Position returns the epoch and the number of its batches taken.
 func (d *Dataset) Position() (epoch, batch int) { return d.epoch, d.batch }
 
-// Batches returns how many batches an epoch has.
+// Batches returns the number of batches in an epoch.
 func (d *Dataset) Batches() int { return len(d.batches) }
 
-// Seek continues at a position: after those of [Dataset.Position], for a run that resumes
-// from a checkpoint. A position that there is not is [comm.ErrArgument].
+// Seek continues at a position returned by [Dataset.Position], for a run that resumes from a checkpoint. A position
+// that does not exist is [comm.ErrArgument].
 func (d *Dataset) Seek(epoch, batch int) error {
 	batches := slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool {
 		return len(b) < d.size
@@ -140,7 +138,7 @@ func (d *Dataset) Iter() iter.Seq2[train.Batch, error] {
 	}
 }
 
-// checksum returns a number that follows from the examples.
+// checksum returns a checksum of the examples.
 func (d *Dataset) checksum() (uint32, error) {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	for _, t := range slices.Concat(d.inputs, d.labels) {
@@ -152,8 +150,8 @@ func (d *Dataset) checksum() (uint32, error) {
 	return sum.Sum32(), nil
 }
 
-// compare returns an error, the same on all ranks, unless they have the same examples. Processes that draw their data
-// at random, or number it in the order of a map, would train on different ones without a word.
+// compare returns the same error on all ranks unless they have the same examples. Processes that draw their data at
+// random, or number it in the order of a map, would otherwise silently train on different examples.
 func (o world) compare(d *Dataset) error {
 	if d.compared {
 		return nil
@@ -180,7 +178,7 @@ func (o world) compare(d *Dataset) error {
 	return nil
 }
 
-// gather returns tensors with some examples of others.
+// gather returns tensors with the examples of given indices.
 func gather(from []*tensors.Tensor, examples []int) ([]*tensors.Tensor, error) {
 	var batch []*tensors.Tensor
 	for _, all := range from {

@@ -18,27 +18,27 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
-// position is what a member that joins gets beside the variables.
+// position is the state that a joining member gets in addition to the variables.
 type position struct {
-	Step, Epoch, Batch int      // of the training, and the place in its data
-	Reduction          []byte   // the state that all ranks share
+	Step, Epoch, Batch int      // of the training and its data
+	Reduction          []byte   // state shared by all ranks
 	Paths              []string // of the variables that follow
 }
 
-// RunElastic has loop run to a global step, as RunToGlobalStep does, as a member of an elastic job. o is attached, and
-// made, like data, with a communicator of one rank (noop.New). cfg has what package elastic needs, but for Runtime and
-// Tensors, which are set here.
+// RunElastic runs loop up to a global step, as RunToGlobalStep does, as a member of an elastic job. o is attached.
+// Both o and data are made with a communicator of one rank (noop.New). cfg has the settings of package elastic except
+// Runtime and Tensors, which RunElastic sets.
 //
-// A member whose examples differ from those of the others is refused. A member that joins gets all variables of another
-// one, the loop's step and the position in the data. A step that lost a member is made again, from the same batch.
-// Before it joins, a member runs the graph of a step once, without an update. Hooks of the loop's start and end are
-// called in each step, and one of the start that returns io.EOF ends the training. An optimizer of accumulated
-// gradients is [comm.ErrArgument].
+// A member whose examples differ from the others' is refused. A joining member gets another member's variables, the
+// loop's step and the position in the data. A step that loses a member is repeated with the same batch. Before it
+// joins, a member runs the graph of a step once, without an update. Hooks of the loop's start and end run in each
+// step. A start hook that returns io.EOF ends the training. An optimizer of accumulated gradients is
+// [comm.ErrArgument].
 //
 // [elastic.ErrEnded] means that the others have made the last step without this member, whose variables are not the
 // result.
 //
-// When it returns, o and data use their own communicator again. RunElastic can be called again: the state of the
+// When RunElastic returns, o and data use their own communicator again. It can be called again: the state of the
 // reduction stays.
 func (o *Optimizer) RunElastic(
 	ctx context.Context,
@@ -58,7 +58,7 @@ func (o *Optimizer) RunElastic(
 	if err != nil {
 		return nil, err
 	}
-	cfg.Terms = fmt.Sprintf("%s checksum(%s)=%08x", cfg.Terms, data.name, sum) // members are refused by it
+	cfg.Terms = fmt.Sprintf("%s checksum(%s)=%08x", cfg.Terms, data.name, sum) // members are refused if it differs
 	data.compared = true
 	t := &trainer{Gradients: o.sync, optimizer: o, loop: loop, data: data}
 	cfg.Step = uint64(loop.LoopStep)
@@ -87,7 +87,8 @@ func (o *Optimizer) RunElastic(
 	return metrics, errors.Join(err, m.Close())
 }
 
-// prepare makes the variables, and what reduces the gradients unless there is such, by a step that ends before that.
+// prepare makes the variables and, if it is missing, the reducer of gradients, by a step that ends before the
+// reduction.
 func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 	epoch, batch := data.Position()
 	for b, err := range data.Iter() {
@@ -106,10 +107,10 @@ func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 	return err
 }
 
-// trainer is what a member trains: the variables of a model, the loop's step and the position in the data.
+// trainer is the state that a member trains: the variables of a model, the loop's step and the position in the data.
 type trainer struct {
 	*ddp.Gradients
-	optimizer *Optimizer  // that has the Gradients
+	optimizer *Optimizer  // has the Gradients
 	loop      *train.Loop // of the training
 	data      *Dataset    // of the training
 }
@@ -131,7 +132,8 @@ func (t *trainer) Hash(context.Context) (uint64, error) {
 	return h.Sum64(), nil
 }
 
-// SharedState implements [elastic.Trainer]. It returns the variables but for gradients, and where the training is.
+// SharedState implements [elastic.Trainer]. It returns the variables without gradients, and the position of the
+// training.
 func (t *trainer) SharedState(ctx context.Context) ([]byte, error) {
 	reduction, err := t.Gradients.SharedState(ctx)
 	if err != nil {
@@ -172,7 +174,7 @@ func (t *trainer) Restore(ctx context.Context, states ...[]byte) error {
 			return err
 		}
 		v := store.GetVariable(path)
-		if v == nil { // of the optimizer, which has made no update here
+		if v == nil { // a variable of the optimizer, which has made no update here
 			store.VariableWithValue(path, value).SetTrainable(false)
 			continue
 		}

@@ -29,7 +29,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// sameImage is a data set whose batches are all alike, so that the average of two members' gradients has the bits of one.
+// sameImage is a data set whose batches are all the same, so the average of two members' gradients has the bits of
+// one.
 func sameImage(t *testing.T, c comm.Communicator, image int) *gomlx.Dataset {
 	const n = 64
 	set, _, err := digits.Split(1)
@@ -45,8 +46,8 @@ func sameImage(t *testing.T, c comm.Communicator, image int) *gomlx.Dataset {
 	return data
 }
 
-// TestElastic: a trains with b, which is killed, then with c, whose variables were others. Steps are neither lost nor
-// made twice: both end with the bits of GoMLX alone.
+// TestElastic trains a with b, which is killed, and then with c, which starts with other variables. No step is lost
+// or made twice: both end with the bits of GoMLX alone.
 func TestElastic(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -59,7 +60,7 @@ func TestElastic(t *testing.T) {
 	steps, parameters := map[string]int{}, map[string][]float32{}
 	var mu sync.Mutex
 	adam := func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() }
-	// member trains until end, and calls each with how many steps it has made.
+	// member trains until end, and calls each with the number of its steps.
 	member := func(ctx context.Context, name string, seed int64, image int, each func(made, step int)) error {
 		rt := cpu.New()
 		alone := noop.New(rt)
@@ -141,7 +142,8 @@ func TestElastic(t *testing.T) {
 	}))
 }
 
-// TestElasticTwice: a second run goes on with what reduces gradients, and nothing of the first one is left.
+// TestElasticTwice checks that a second run continues with the same reducer of gradients, and that nothing else of
+// the first run is left.
 func TestElasticTwice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -43,8 +43,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestDigits trains over goroutines, Open MPI and MPICH, to the same bits, also
-// with accumulated gradients and with a sparse exchange.
+// TestDigits trains over goroutines, Open MPI and MPICH to the same bits, also with accumulated gradients and with a
+// sparse exchange.
 func TestDigits(t *testing.T) {
 	program := jobtest.Build(t, "./digits")
 	for _, args := range [][]string{nil, {"-accumulate", "2"}, {"-density", "0.1"}} {
@@ -57,7 +57,7 @@ func perceptron(scope *model.Scope, images *graph.Node) *graph.Node {
 	return layers.Dense(scope.In("logits"), hidden, true, digits.Classes)
 }
 
-// training is what a rank needs to train.
+// training is the state that a rank trains with.
 type training struct {
 	variables *model.Store
 	loop      *train.Loop
@@ -65,12 +65,12 @@ type training struct {
 	saved     *checkpoint.Handler
 }
 
-// newTraining prepares one on a rank; the first variables of every rank are others.
+// newTraining prepares a training on a rank. Initial variables differ between ranks.
 func newTraining(c comm.Communicator, o optimizer.Interface, batch, accumulate int) (*training, error) {
 	return newTrainingOf(c, o, batch, accumulate, perceptron, "")
 }
 
-// newTrainingOf is of another model, and continues from the checkpoint in dir, if that is set.
+// newTrainingOf trains another model, and resumes from the checkpoint in dir if dir is set.
 func newTrainingOf(c comm.Communicator, o optimizer.Interface, batch, accumulate int, f func(*model.Scope, *graph.Node) *graph.Node, dir string) (*training, error) {
 	variables := model.NewStore()
 	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil {
@@ -79,7 +79,7 @@ func newTrainingOf(c comm.Communicator, o optimizer.Interface, batch, accumulate
 	return newTrainingIn(variables, c, o, batch, accumulate, f, dir)
 }
 
-// newTrainingIn has variables.
+// newTrainingIn trains given variables.
 func newTrainingIn(variables *model.Store, c comm.Communicator, o optimizer.Interface, batch, accumulate int, f func(*model.Scope, *graph.Node) *graph.Node, dir string) (*training, error) {
 	set, _, err := digits.Split(1)
 	if err != nil {
@@ -100,7 +100,7 @@ func newTrainingIn(variables *model.Store, c comm.Communicator, o optimizer.Inte
 		return nil, err
 	}
 	var saved *checkpoint.Handler
-	if dir != "" { // before the loop, which asks for the step
+	if dir != "" { // before the loop, which reads the step
 		if saved, err = checkpoint.Build(variables).Dir(dir).Immediate().Done(); err != nil {
 			return nil, err
 		}
@@ -114,11 +114,11 @@ func newTrainingIn(variables *model.Store, c comm.Communicator, o optimizer.Inte
 	return &training{variables, train.NewLoop(trainer), data, saved}, nil
 }
 
-// parameters returns the trainable variables, one after the other, by path.
+// parameters returns the trainable variables in the order of their paths.
 func (x *training) parameters() []float32 {
 	of := map[string][]float32{}
 	for v := range x.variables.IterVariables() {
-		if strings.HasPrefix(v.Path(), "/hidden") || strings.HasPrefix(v.Path(), "/logits") { // a loaded one is trainable whatever it was
+		if strings.HasPrefix(v.Path(), "/hidden") || strings.HasPrefix(v.Path(), "/logits") { // a loaded variable is always marked trainable
 			of[v.Path()] = tensors.MustCopyFlatData[float32](v.MustValue())
 		}
 	}
@@ -129,14 +129,14 @@ func (x *training) parameters() []float32 {
 	return all
 }
 
-// inner are optimizers that keep more or less state.
+// inner are optimizers with different amounts of state.
 var inner = map[string]func() optimizer.Interface{
 	"sgd":  func() optimizer.Interface { return optimizer.StochasticGradientDescent() },
 	"adam": func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() },
 }
 
-// TestSameTraining: two ranks make what GoMLX alone makes of batches twice as
-// large, but for rounding.
+// TestSameTraining checks that two ranks compute the same as GoMLX alone with batches twice as large, apart from
+// rounding.
 func TestSameTraining(t *testing.T) {
 	const steps, batch = 20, 32
 	for name, optimizer := range inner {
@@ -176,13 +176,12 @@ func TestSameTraining(t *testing.T) {
 	}
 }
 
-// TestOuter: at the end of a window the variables are the mean of what ranks alone make, and a
-// training that is resumed within a window, from each rank's checkpoint and state, has the bits of
-// the straight one.
+// TestOuter checks that at the end of a window the variables are the mean of the ranks' separate results. A training
+// resumed within a window, from each rank's checkpoint and state, has the bits of an uninterrupted one.
 func TestOuter(t *testing.T) {
 	const ranks, window = 2, 7
 	// run makes steps in windows of this length, after the first, from each rank's checkpoint and state if there are
-	// any, and returns their parameters and states.
+	// any. It returns the ranks' parameters and states.
 	sent := int64(0)
 	cfg := outer.Config{}
 	run := func(every, steps int, dirs []string, states [][]byte) (parameters [][]float32, now [][]byte) {
@@ -238,8 +237,8 @@ func TestOuter(t *testing.T) {
 	assert.Less(t, sent, dense/2, "matrices are sparse, as with gradients: they keep their shapes")
 }
 
-// checkpointed trains for some steps on a number of ranks, from a checkpoint in dir if there is
-// one, and writes one. It returns the parameters, and each rank's state of the reduction.
+// checkpointed trains for some steps on a number of ranks, from a checkpoint in dir if there is one, and writes a
+// checkpoint. It returns the parameters, and each rank's state of the reduction.
 func checkpointed(t *testing.T, dir string, ranks, steps int, states [][]byte, cfg ddp.Config) (parameters []uint64, now [][]byte) {
 	parameters, now = make([]uint64, ranks), make([][]byte, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -283,9 +282,9 @@ func checkpointed(t *testing.T, dir string, ranks, steps int, states [][]byte, c
 	return parameters, now
 }
 
-// TestResume: a sparse training that is resumed from its checkpoint makes what the straight
-// run makes, bit for bit; without the state of the reduction it would not. It goes on, with
-// the same bits on all ranks, on more and on fewer ranks.
+// TestResume checks that a sparse training resumed from its checkpoint has the bits of an uninterrupted run, and
+// would not without the state of the reduction. It continues, with the same bits on all ranks, on more and on fewer
+// ranks.
 func TestResume(t *testing.T) {
 	const ranks, before, after = 2, 5, 7
 	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.05}}
@@ -308,8 +307,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// normalized subtracts the mean of the batch, and remembers it where norm.BatchNorm does, which
-// GoMLX's Go backend cannot train.
+// normalized subtracts the mean of the batch and stores it where norm.BatchNorm does, which GoMLX's Go backend cannot
+// train.
 func normalized(scope *model.Scope, x *graph.Node) *graph.Node {
 	mean := graph.ReduceMean(x, 0)
 	scope.In(norm.BatchNormalizationScopeName).WithInitializer(initializer.Zero).
@@ -317,8 +316,8 @@ func normalized(scope *model.Scope, x *graph.Node) *graph.Node {
 	return graph.Sub(x, graph.InsertAxes(mean, 0))
 }
 
-// TestSyncBatchNorm: what batch normalization remembers is the same on all ranks, if asked
-// for, and is their average.
+// TestSyncBatchNorm checks that the statistics of batch normalization are the same on all ranks on request, and are
+// the ranks' average.
 func TestSyncBatchNorm(t *testing.T) {
 	const ranks = 3
 	remembered := func(sync bool) [ranks]map[string][]float32 {
@@ -367,7 +366,7 @@ func TestSyncBatchNorm(t *testing.T) {
 	assert.NotEqual(t, apart[0]["mean"], apart[1]["mean"])
 }
 
-// TestDataset: what all ranks get in an epoch, and where iterations end and go on.
+// TestDataset checks the examples that all ranks get in an epoch, and where iterations end and continue.
 func TestDataset(t *testing.T) {
 	numbers := tensors.FromFlatDataAndDimensions([]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10)
 	squares := tensors.FromFlatDataAndDimensions([]int64{0, 1, 4, 9, 16, 25, 36, 49, 64, 81}, 10, 1)
@@ -422,7 +421,7 @@ func TestDataset(t *testing.T) {
 	assert.Len(t, slices.Compact(all), 8)
 }
 
-// TestMisuse: an optimizer that makes its gradients itself.
+// TestMisuse checks an optimizer that computes its gradients itself.
 func TestMisuse(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		_, err := gomlx.New(ctx, c, struct{ optimizer.Interface }{}, ddp.Config{})
@@ -433,7 +432,7 @@ func TestMisuse(t *testing.T) {
 	}))
 }
 
-// Before the first step there is no loop, nothing to save and nothing to adopt.
+// Before the first step there is no loop, no state to save and nothing to adopt.
 func TestOuterBeforeTheFirstStep(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		o := gomlx.NewOuter(ctx, c, optimizer.StochasticGradientDescent(), outer.Config{Every: 2})
@@ -444,17 +443,17 @@ func TestOuterBeforeTheFirstStep(t *testing.T) {
 	}))
 }
 
-// TestReadme: what the README adds to a program is what the example has.
+// TestReadme checks that the example contains the code that the README adds to a program.
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
 
-// TestMemory: a step reduces gradients where the backend has them. It allocates about what GoMLX's own does, not the
-// size of the gradients as well.
+// TestMemory checks that a step reduces gradients in the backend's memory. It allocates about as much as GoMLX's own
+// step, without the size of the gradients in addition.
 func TestMemory(t *testing.T) {
 	const steps, width = 10, 4096
 	wide := func(scope *model.Scope, images *graph.Node) *graph.Node {
 		return layers.Dense(scope.In("logits"), activation.Relu(layers.Dense(scope.In("hidden"), images, true, width)), true, digits.Classes)
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // pools of the backend keep what is in them
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the backend's pools keep their contents
 	var allocated [2]int64
 	for i := range allocated {
 		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
@@ -490,8 +489,7 @@ func TestMemory(t *testing.T) {
 	assert.Less(t, allocated[1]-allocated[0], int64(width*digits.Pixels*4/2), "bytes of a step: %v", allocated)
 }
 
-// BenchmarkStep is a training step on one rank, of GoMLX alone and with the
-// optimizer around its own.
+// BenchmarkStep measures a training step on one rank, with GoMLX alone and with the adapter's optimizer.
 func BenchmarkStep(b *testing.B) {
 	for _, wrapped := range []bool{false, true} {
 		b.Run(map[bool]string{false: "alone", true: "tutti"}[wrapped], func(b *testing.B) {
@@ -531,8 +529,8 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-// Ranks that have other examples than the first, or the same in another order, are named on all ranks before any
-// training; where all have the same, one comparison is enough.
+// Ranks whose examples, or their order, differ from the first rank's are named on all ranks before any training. If
+// all have the same, one comparison is enough.
 func TestDifferentData(t *testing.T) {
 	start := func(value func(rank int) float32) []error {
 		const ranks = 4

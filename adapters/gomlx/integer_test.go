@@ -26,7 +26,7 @@ import (
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
-// forgetful is the perceptron with dropout, and with a count of batches that is trainable, as far as its mark goes.
+// forgetful is the perceptron with dropout, and with a count of batches that is marked trainable.
 func forgetful(scope *model.Scope, images *graph.Node) *graph.Node {
 	g := images.Graph()
 	batches := scope.VariableWithValue("batches", int32(0))
@@ -43,8 +43,9 @@ type attached interface {
 	Close() error
 }
 
-// TestDropoutResumes: GoMLX's loader marks all that it loads trainable, the state of the random numbers (u64) among
-// them, which has no gradient. A training with dropout goes on from its checkpoint, and the integers count on.
+// TestDropoutResumes checks a training with dropout. GoMLX's loader marks everything that it loads trainable, even
+// the state of the random numbers (u64), which has no gradient. The training continues from its checkpoint, and the
+// integers keep counting.
 func TestDropoutResumes(t *testing.T) {
 	const steps = 4
 	kinds := map[string]func(ctx context.Context, c comm.Communicator, inner optimizer.Interface) (attached, error){
@@ -101,8 +102,9 @@ func TestDropoutResumes(t *testing.T) {
 	}
 }
 
-// TestDropoutBits: a resumed training with dropout makes the bits of the straight one, as the state of the random numbers is
-// in the checkpoint; but not where a seed is set before that is loaded, which GoMLX keeps in its place. README.md says so.
+// TestDropoutBits checks that a resumed training with dropout has the bits of an uninterrupted one, because the
+// checkpoint has the state of the random numbers. It does not if a seed is set before loading, which GoMLX then
+// keeps. README.md says so.
 func TestDropoutBits(t *testing.T) {
 	for name, inner := range inner {
 		for _, ranks := range []int{1, 2, 4} {
@@ -155,7 +157,7 @@ func droppedOut(t *testing.T, inner func() optimizer.Interface, ranks, steps int
 	return parameters
 }
 
-// A variable of a type that cannot be averaged is named, with its scope.
+// An error about a variable whose type cannot be averaged names it with its scope.
 func TestErrorsNameVariables(t *testing.T) {
 	double := func(scope *model.Scope, images *graph.Node) *graph.Node {
 		wide := layers.Dense(scope.In("wide"), graph.ConvertDType(images, dtypes.Float64), true, 16)

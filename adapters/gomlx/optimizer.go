@@ -1,8 +1,7 @@
-// Package gomlx makes programs of GoMLX (https://github.com/gomlx/gomlx) data
-// parallel: an optimizer that averages gradients over the ranks of a tutti
-// communicator before another one uses them, and a data set of which each rank
-// gets its share. It works with every backend of GoMLX whose tensors the host can
-// read; README.md has a program before and after.
+// Package gomlx makes programs of GoMLX (https://github.com/gomlx/gomlx) data parallel. An optimizer averages
+// gradients over the ranks of a tutti communicator before another one uses them, and a data set gives each rank its
+// share. The package works with every backend of GoMLX whose tensors the host can read. README.md has a program
+// before and after.
 package gomlx
 
 import (
@@ -29,44 +28,43 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// scope is where the optimizer keeps gradients between the two halves of a step.
+// scope is the scope in which the optimizer keeps gradients between the two halves of a step.
 const scope = "/tutti"
 
-// Optimizer averages gradients over ranks before an optimizer of GoMLX uses them.
-// The trainer's graph only computes gradients; when it has run, they are reduced,
-// where they are, and a second graph updates the variables. Gradients that the
-// trainer accumulates are reduced once, when they are complete.
+// Optimizer averages gradients over ranks before an optimizer of GoMLX uses them. The trainer's graph only computes
+// gradients. After it has run, they are reduced in place, and a second graph updates the variables. Gradients that
+// the trainer accumulates are reduced once, when they are complete.
 //
-// All ranks have the same trainable variables, and every graph of a trainer uses all of them. Integers and truth values
-// have no gradient and are left alone, whatever marks them trainable: GoMLX's loader of checkpoints marks all that it
-// loads, the state of the random numbers among them. Graphs of train.AddPerStepUpdateGraphFn run before the update.
+// All ranks have the same trainable variables, and every graph of a trainer uses all of them. Integers and booleans
+// have no gradient and are ignored, even if they are marked trainable: GoMLX's loader of checkpoints marks everything
+// that it loads, including the state of the random numbers. Graphs of train.AddPerStepUpdateGraphFn run before the
+// update.
 type Optimizer struct {
 	world
-	cfg   ddp.Config          // as it was passed
+	cfg   ddp.Config          // as passed
 	inner optimizer.Interface // makes the updates
 	sync  *ddp.Gradients      // averages gradients; nil before the first step
-	saved [][]byte            // what Restore got before the first step
+	saved [][]byte            // argument of Restore before the first step
 
 	params   []*model.Variable // of the first graph
-	slots    []*model.Variable // their gradients, in the order of all ranks
-	averages []*model.Variable // of batch normalization, if they are synchronized
-	reduced  *tensors.Tensor   // the first slot's value in the last update: each graph that updates makes another
+	slots    []*model.Variable // their gradients, in the order common to all ranks
+	averages []*model.Variable // statistics of batch normalization, if they are synchronized
+	reduced  *tensors.Tensor   // the first slot's value in the last update; each updating graph makes another
 	update   *model.Exec       // makes an update from the slots
 
 	syncBatchNorm bool // see SyncBatchNorm
 }
 
-// world is what hooks of GoMLX lack.
+// world is the state that GoMLX's hooks lack.
 type world struct {
 	ctx context.Context   // of the training
 	c   comm.Communicator // to all ranks
 	rt  *cpu.Runtime      // of gradients on the host
 }
 
-// New returns an optimizer that averages over the ranks of c as cfg says, densely
-// unless set, and leaves the update to inner, which works with given gradients
-// (train.OptimizeWithGradients: Adam, SGD and their relatives). ctx ends waits for
-// other ranks. All ranks pass the same.
+// New returns an optimizer that averages over the ranks of c as cfg says, densely by default, and leaves the update
+// to inner. inner must work with given gradients (train.OptimizeWithGradients: Adam, SGD and their relatives). ctx
+// ends waits for other ranks. All ranks pass the same.
 func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg ddp.Config) (*Optimizer, error) {
 	if _, ok := inner.(train.OptimizeWithGradients); !ok || c == nil {
 		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v",
@@ -79,14 +77,14 @@ func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cf
 	}, nil
 }
 
-// Attach has loop reduce gradients after each step. When the loop starts, ranks with different examples in their
+// Attach makes loop reduce gradients after each step. When the loop starts, ranks with different examples in their
 // [Dataset] get [comm.ErrMismatch]. Then, and when the first gradients are reduced, all ranks get rank 0's variables,
-// the state of the random numbers among them. If rank 0 loads a checkpoint lazily, all ranks load it.
+// including the state of the random numbers. If rank 0 loads a checkpoint lazily, all ranks must load it.
 func (o *Optimizer) Attach(loop *train.Loop) { o.attach(loop, o.step) }
 
-// attach has loop begin with the same variables on all ranks, and call step after each step.
+// attach makes loop begin with the same variables on all ranks, and call step after each step.
 func (o world) attach(loop *train.Loop, step func() error) {
-	const first = -1000 // before hooks that look at the variables
+	const first = -1000 // before hooks that read the variables
 	loop.OnStart("tutti", first, func(loop *train.Loop, data train.Dataset) error {
 		if d, ok := data.(*Dataset); ok {
 			if err := o.compare(d); err != nil {
@@ -107,16 +105,15 @@ func (o world) attach(loop *train.Loop, step func() error) {
 	loop.OnStep("tutti", first, func(*train.Loop, []*tensors.Tensor) error { return step() })
 }
 
-// SyncBatchNorm has every update average over the ranks what batch normalization
-// remembers of batches (mean, variance and their weight), so that all ranks evaluate the
-// same model and any of them may write a checkpoint. Within a step a rank normalizes by
-// its own batch. It is called before the first step, on all ranks.
+// SyncBatchNorm makes every update average the statistics of batch normalization (mean, variance and their weight)
+// over the ranks. All ranks then evaluate the same model, and any of them may write a checkpoint. Within a step a
+// rank normalizes by its own batch. Call it before the first step, on all ranks.
 func (o *Optimizer) SyncBatchNorm() *Optimizer {
 	o.syncBatchNorm = true
 	return o
 }
 
-// Stats returns the statistics of [ddp.Gradients], of the last update. Before the first it is zero.
+// Stats returns the statistics of [ddp.Gradients] for the last update. Before the first one they are zero.
 func (o *Optimizer) Stats() (ddp.Stats, error) {
 	if o.sync == nil {
 		return ddp.Stats{}, nil
@@ -124,9 +121,9 @@ func (o *Optimizer) Stats() (ddp.Stats, error) {
 	return o.sync.Stats(o.ctx)
 }
 
-// State returns what the reduction keeps between updates ([ddp.Gradients.State]:
-// residuals of sparse patterns, momentum), nil before the first. Each rank saves its own,
-// beside the checkpoint of variables that one rank writes.
+// State returns the state that the reduction keeps between updates ([ddp.Gradients.State]: residuals of sparse
+// patterns, momentum), nil before the first. Each rank saves its own, beside the checkpoint of variables that one
+// rank writes.
 func (o *Optimizer) State() ([]byte, error) {
 	if o.sync == nil {
 		return nil, nil
@@ -134,10 +131,9 @@ func (o *Optimizer) State() ([]byte, error) {
 	return o.sync.State(o.ctx)
 }
 
-// Restore continues from states that [Optimizer.State] returned, with the variables of the
-// same step: the rank's own, or, with another number of ranks than before, all of them
-// ([ddp.Gradients.Restore]). Before the first step they are taken over when it reduces,
-// which reports what is wrong with them.
+// Restore continues from states that [Optimizer.State] returned, together with the variables of the same step. It
+// takes the rank's own state or, if the number of ranks has changed, all states ([ddp.Gradients.Restore]). Before the
+// first step, the first reduction restores them and reports their errors.
 func (o *Optimizer) Restore(states ...[]byte) error {
 	states = slices.DeleteFunc(states, func(s []byte) bool { return len(s) == 0 })
 	if o.sync == nil || len(states) == 0 {
@@ -152,8 +148,7 @@ func (o *Optimizer) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.
 	o.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
 }
 
-// UpdateGraphWithGradients implements train.OptimizeWithGradients. It builds the
-// half of a step that comes before the reduction.
+// UpdateGraphWithGradients implements train.OptimizeWithGradients. It builds the half of a step before the reduction.
 func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, loss dtypes.DType) {
 	store := s.Store()
 	g := gradients[0].Graph()
@@ -185,7 +180,7 @@ func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.
 	o.update = model.MustNewExec(g.Backend(), store, func(s *model.Scope, g *graph.Graph) *graph.Node {
 		var reduced []*graph.Node
 		for i, v := range params {
-			v.NodeValue(g) // so that it is in use
+			v.NodeValue(g) // marks it as used
 			reduced = append(reduced, slots[i].NodeValue(g))
 		}
 		o.inner.(train.OptimizeWithGradients).UpdateGraphWithGradients(s, reduced, loss)
@@ -214,7 +209,7 @@ func (o *Optimizer) Clear(s *model.Scope) error {
 	return errors.Join(s.Store().DeleteVariablesInScope(scope), o.inner.Clear(s))
 }
 
-// Close gives memory back. The communicator stays as it is.
+// Close frees memory. The communicator stays open.
 func (o *Optimizer) Close() error {
 	var err error
 	if o.sync != nil {
@@ -225,7 +220,7 @@ func (o *Optimizer) Close() error {
 
 // step reduces gradients and updates variables, if gradients are complete.
 func (o *Optimizer) step() error {
-	if len(o.slots) == 0 { // no graph that updates was built
+	if len(o.slots) == 0 { // no updating graph was built
 		return nil
 	}
 	complete, err := o.slots[0].Value()
@@ -257,7 +252,7 @@ func (o *Optimizer) step() error {
 	return err
 }
 
-// begin makes what reduces gradients like these.
+// begin makes the reducer of such gradients.
 func (o *Optimizer) begin(gradients []*runtime.Tensor) (err error) {
 	if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err == nil && len(o.saved) > 0 {
 		err, o.saved = o.sync.Restore(o.ctx, o.saved...), nil
@@ -265,7 +260,7 @@ func (o *Optimizer) begin(gradients []*runtime.Tensor) (err error) {
 	return named(err, o.slots)
 }
 
-// named adds to an error of one of the tensors of variables which variable that is.
+// named adds the variable's name to an error about one of the variables' tensors.
 func named(err error, variables []*model.Variable) error {
 	var tensorErr *distributed.TensorError
 	if errors.As(err, &tensorErr) && tensorErr.Index < len(variables) {
@@ -274,7 +269,7 @@ func named(err error, variables []*model.Variable) error {
 	return err
 }
 
-// broadcast gives all ranks rank 0's variables, those that have values.
+// broadcast gives all ranks rank 0's variables that have values.
 func (o world) broadcast(variables []*model.Variable) error {
 	variables = slices.DeleteFunc(variables, func(v *model.Variable) bool { return !v.HasValue() })
 	return o.with(inOrder(variables), nil, func(values []*runtime.Tensor) error {
@@ -282,16 +277,15 @@ func (o world) broadcast(variables []*model.Variable) error {
 	})
 }
 
-// inOrder returns variables sorted by path, as ranks that load a checkpoint may have them in
-// different orders.
+// inOrder returns variables sorted by path, because ranks that load a checkpoint may have them in different orders.
 func inOrder(variables []*model.Variable) []*model.Variable {
 	return slices.SortedFunc(slices.Values(variables), func(v, w *model.Variable) int {
 		return strings.Compare(v.Path(), w.Path())
 	})
 }
 
-// with calls use with tensors of the memory of variables, behind those that there
-// are already. GoMLX gives access to memory only while a function runs.
+// with calls use with wrapped and tensors of the variables' memory. GoMLX gives access to memory only while a
+// function runs.
 func (o world) with(variables []*model.Variable, wrapped []*runtime.Tensor, use func([]*runtime.Tensor) error) error {
 	if len(variables) == 0 {
 		return use(wrapped)
@@ -313,8 +307,8 @@ func (o world) with(variables []*model.Variable, wrapped []*runtime.Tensor, use 
 	return errors.Join(access, err)
 }
 
-// mutable calls use with the memory of a value: the backend's, where the host can write it and GoMLX has no
-// copy, or else a copy, which GoMLX makes the value.
+// mutable calls use with the memory of a value. This is the backend's memory if the host can write it and GoMLX has
+// no copy, and otherwise a copy, which GoMLX then makes the value.
 func mutable(value *tensors.Tensor, use func(data []byte)) error {
 	backend, err := value.Backend()
 	if err != nil || value.HasLocal() || !backend.HasSharedBuffers() {

@@ -18,23 +18,22 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// Outer is an optimizer of each rank's own, behind whose steps an outer loop averages how far the
-// ranks' trainable variables have moved ([outer.Loop]). GoMLX moves variables from step to step, so
-// it has a copy of them.
+// Outer is each rank's own optimizer, followed by an outer loop that averages the movement of the ranks' trainable
+// variables ([outer.Loop]). GoMLX moves variables from step to step, so Outer keeps a copy of them.
 type Outer struct {
 	optimizer.Interface
 	world
-	cfg   outer.Config // as it was passed
+	cfg   outer.Config // as passed
 	loop  *outer.Loop  // nil before the first step
-	saved [][]byte     // what Restore got before the first step
+	saved [][]byte     // argument of Restore before the first step
 
-	variables []*model.Variable // that are trained, in the order of all ranks
-	copies    [][]byte          // of their values, which the loop changes
+	variables []*model.Variable // the trained variables, in the order common to all ranks
+	copies    [][]byte          // copies of their values, which the loop changes
 	tensors   []*runtime.Tensor // the copies
 }
 
-// NewOuter returns an optimizer that leaves steps to inner and exchanges with the ranks of c as cfg
-// says. ctx ends waits for other ranks. All ranks pass the same.
+// NewOuter returns an optimizer that leaves steps to inner and exchanges with the ranks of c as cfg says. ctx ends
+// waits for other ranks. All ranks pass the same.
 func NewOuter(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg outer.Config) *Outer {
 	return &Outer{
 		Interface: inner,
@@ -49,8 +48,7 @@ func (o *Outer) UpdateGraph(s *model.Scope, g *graph.Graph, loss *graph.Node) {
 	o.Interface.UpdateGraph(s, g, loss)
 }
 
-// Attach has loop exchange after each step. The first step makes the variables: behind it all ranks
-// get rank 0's.
+// Attach makes loop exchange after each step. The first step makes the variables; after it all ranks get rank 0's.
 func (o *Outer) Attach(loop *train.Loop) {
 	o.attach(loop, func() error {
 		if o.loop == nil {
@@ -60,7 +58,7 @@ func (o *Outer) Attach(loop *train.Loop) {
 	})
 }
 
-// begin makes the loop of the variables that the first step has made.
+// begin makes the loop from the variables of the first step.
 func (o *Outer) begin(store *model.Store) error {
 	if o.saved == nil {
 		if err := o.broadcast(slices.Collect(store.IterVariables())); err != nil {
@@ -95,7 +93,7 @@ func (o *Outer) begin(store *model.Store) error {
 	})
 }
 
-// around runs use with the variables in copies, and makes them what these are then.
+// around runs use with the variables in copies, and then stores the copies in the variables.
 func (o *Outer) around(use func() error) error {
 	forEach := func(f func(copied, data []byte)) error {
 		for i, v := range o.variables {
@@ -116,8 +114,8 @@ func (o *Outer) around(use func() error) error {
 	return errors.Join(err, forEach(func(copied, data []byte) { copy(data, copied) }))
 }
 
-// Adopt makes the variables the common ones of all ranks ([outer.Loop.Adopt]), before the model is
-// evaluated. Before the first step, which makes them, it is [comm.ErrArgument].
+// Adopt sets the variables to the common ones of all ranks ([outer.Loop.Adopt]), before an evaluation of the model.
+// Before the first step, which makes the variables, it returns [comm.ErrArgument].
 func (o *Outer) Adopt() error {
 	if o.loop == nil {
 		return fmt.Errorf("gomlx: %w: adopt before the first step", comm.ErrArgument)
@@ -125,11 +123,11 @@ func (o *Outer) Adopt() error {
 	return o.around(o.loop.Adopt)
 }
 
-// Loop is the outer loop, for Stats and Hash; nil before the first step.
+// Loop returns the outer loop, for Stats and Hash; nil before the first step.
 func (o *Outer) Loop() *outer.Loop { return o.loop }
 
-// State returns what the loop keeps between steps ([outer.Loop.State]), nil before the first. Each
-// rank saves its own, beside its variables.
+// State returns the state that the loop keeps between steps ([outer.Loop.State]), nil before the first. Each rank
+// saves its own, beside its variables.
 func (o *Outer) State() ([]byte, error) {
 	if o.loop == nil {
 		return nil, nil
@@ -137,11 +135,11 @@ func (o *Outer) State() ([]byte, error) {
 	return o.loop.State(o.ctx)
 }
 
-// Restore continues from states that [Outer.State] returned, with the rank's variables of the same
-// step, before the first step of the loop ([outer.Loop.Restore]), which reports what is wrong with them.
+// Restore continues from states that [Outer.State] returned, together with the rank's variables of the same step. It
+// is called before the first step of the loop ([outer.Loop.Restore]), which reports errors.
 func (o *Outer) Restore(states ...[]byte) { o.saved = states }
 
-// Close gives memory back. The communicator and the variables stay as they are.
+// Close frees memory. The communicator stays open, and the variables stay as they are.
 func (o *Outer) Close() error {
 	var errs []error
 	if o.loop != nil {

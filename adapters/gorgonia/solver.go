@@ -1,7 +1,6 @@
-// Package gorgonia makes programs of Gorgonia (https://gorgonia.org) data parallel:
-// a solver that averages gradients over the ranks of a tutti communicator, in the
-// memory that they have, before another one uses them. README.md has a program
-// before and after.
+// Package gorgonia makes programs of Gorgonia (https://gorgonia.org) data parallel. A solver averages gradients over
+// the ranks of a tutti communicator, in place, before another one uses them. README.md has a program before and
+// after.
 package gorgonia
 
 import (
@@ -10,7 +9,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	_ "go4.org/unsafe/assume-no-moving-gc" // a version that does not stop programs of newer Go
+	_ "go4.org/unsafe/assume-no-moving-gc" // a version that does not stop programs of newer Go versions
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
@@ -32,9 +31,8 @@ type Solver struct {
 	names []string        // of the parameters
 }
 
-// New gives all ranks rank 0's parameters, and returns a solver that averages their
-// gradients over the ranks of c as cfg says, densely unless set, and leaves the
-// update to inner. ctx ends waits for other ranks. All ranks pass the same.
+// New gives all ranks rank 0's parameters. It returns a solver that averages gradients over the ranks of c as cfg
+// says, densely by default, and leaves the update to inner. ctx ends waits for other ranks. All ranks pass the same.
 func New(
 	ctx context.Context,
 	c comm.Communicator,
@@ -82,19 +80,19 @@ func (s *Solver) Step(model []gorgonia.ValueGrad) error {
 	return s.inner.Step(model)
 }
 
-// Stats returns the statistics of [ddp.Gradients], of the last step.
+// Stats returns the statistics of [ddp.Gradients] for the last step.
 func (s *Solver) Stats() (ddp.Stats, error) { return s.sync.Stats(s.ctx) }
 
-// State returns what the reduction keeps between steps ([ddp.Gradients.State]: residuals of
-// sparse patterns, momentum). Each rank saves its own, beside the parameters.
+// State returns the state that the reduction keeps between steps ([ddp.Gradients.State]: residuals of sparse
+// patterns, momentum). Each rank saves its own, beside the parameters.
 func (s *Solver) State() ([]byte, error) { return s.sync.State(s.ctx) }
 
-// Restore continues from states that [Solver.State] returned, with the parameters of the
-// same step: the rank's own, or, with another number of ranks than before, those that
-// sparse.RestoreRanks names ([ddp.Gradients.Restore]).
+// Restore continues from states that [Solver.State] returned, together with the parameters of the same step. It takes
+// the rank's own state or, if the number of ranks has changed, the states named by sparse.RestoreRanks
+// ([ddp.Gradients.Restore]).
 func (s *Solver) Restore(states ...[]byte) error { return s.sync.Restore(s.ctx, states...) }
 
-// Close gives memory back. The communicator stays as it is.
+// Close frees memory. The communicator stays open.
 func (s *Solver) Close() error {
 	var err error
 	if s.sync != nil {
@@ -103,17 +101,17 @@ func (s *Solver) Close() error {
 	return errors.Join(err, s.rt.Close())
 }
 
-// Outer is a rank's own solver, after whose steps an outer loop averages how far the ranks' parameters have moved.
-// Package outer has the loop: Adopt before the model is evaluated, State, Restore, Stats.
+// Outer is a rank's own solver, followed by an outer loop that averages the movement of the ranks' parameters.
+// Package outer describes the loop: Adopt before an evaluation of the model, State, Restore, Stats.
 type Outer struct {
 	*outer.Loop
 	solver  *Solver           // without a reduction
 	tensors []*runtime.Tensor // the parameters
 }
 
-// NewOuter gives all ranks rank 0's parameters, of F32, and returns a solver that leaves steps to
-// inner and exchanges with the ranks of c as cfg says. ctx ends waits for other ranks. All
-// ranks pass the same. The parameters' memory is pinned until Close.
+// NewOuter gives all ranks rank 0's parameters, of type F32. It returns a solver that leaves steps to inner and
+// exchanges with the ranks of c as cfg says. ctx ends waits for other ranks. All ranks pass the same. The parameters'
+// memory is pinned until Close.
 func NewOuter(
 	ctx context.Context,
 	c comm.Communicator,
@@ -150,8 +148,8 @@ func NewOuter(
 	return o, nil
 }
 
-// Step implements gorgonia.Solver, for the parameters of NewOuter. A step of inner counts once:
-// after an error of the exchange, o.Loop.Step repeats that alone.
+// Step implements gorgonia.Solver for the parameters of NewOuter. A step of inner counts once: after an error of the
+// exchange, o.Loop.Step repeats only the exchange.
 func (o *Outer) Step(model []gorgonia.ValueGrad) error {
 	if err := o.solver.inner.Step(model); err != nil {
 		return err
@@ -159,7 +157,7 @@ func (o *Outer) Step(model []gorgonia.ValueGrad) error {
 	return o.Loop.Step(o.solver.ctx)
 }
 
-// Close gives memory back. The communicator and the parameters stay as they are.
+// Close frees memory. The communicator stays open, and the parameters stay as they are.
 func (o *Outer) Close() error {
 	var errs []error
 	if o.Loop != nil {
@@ -171,7 +169,7 @@ func (o *Outer) Close() error {
 	return errors.Join(append(errs, o.solver.Close())...)
 }
 
-// named adds to an error of one of several tensors the name of the parameter.
+// named adds the parameter's name to an error about one of several tensors.
 func (s *Solver) named(err error) error {
 	var tensorErr *distributed.TensorError
 	if errors.As(err, &tensorErr) && tensorErr.Index < len(s.names) {
@@ -180,7 +178,7 @@ func (s *Solver) named(err error) error {
 	return err
 }
 
-// with calls use with tensors of the memory of values.
+// with calls use with tensors of the values' memory.
 func (s *Solver) with(values []gorgonia.Value, use func([]*runtime.Tensor) error) (err error) {
 	tensors := make([]*runtime.Tensor, len(values))
 	for i, v := range values {
@@ -192,9 +190,8 @@ func (s *Solver) with(values []gorgonia.Value, use func([]*runtime.Tensor) error
 	return use(tensors)
 }
 
-// Wrap makes a tensor of the memory of a value, without copying it: a
-// *tensor.Dense without gaps, or a scalar of 32 or 64 bits. It is pinned until the
-// tensor is freed.
+// Wrap makes a tensor of the memory of a value without a copy. The value is a *tensor.Dense without gaps, or a scalar
+// of 32 or 64 bits. Its memory is pinned until the tensor is freed.
 func Wrap(rt *cpu.Runtime, v gorgonia.Value) (*runtime.Tensor, error) {
 	switch x := v.(type) {
 	case *tensor.Dense:

@@ -25,7 +25,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestDigits trains over goroutines, Open MPI and MPICH, to the same bits.
+// TestDigits trains over goroutines, Open MPI and MPICH to the same bits.
 func TestDigits(t *testing.T) {
 	program := jobtest.Build(t, "./digits")
 	for _, args := range [][]string{nil, {"-density", "0.1"}} {
@@ -33,7 +33,7 @@ func TestDigits(t *testing.T) {
 	}
 }
 
-// TestReadme: what the README adds to a program is what the example has.
+// TestReadme checks that the example contains the code that the README adds to a program.
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
 
 // regression is a linear model with a matrix and a scalar parameter.
@@ -91,8 +91,8 @@ func (r *regression) train(t testing.TB, solver G.Solver, steps, rank, ranks int
 	return append(append([]float64{}, r.parameters[0].Value().Data().([]float64)...), r.parameters[1].Value().Data().(float64))
 }
 
-// TestSameTraining: two ranks make what Gorgonia alone makes of batches twice as
-// large, but for rounding, from the parameters of rank 0.
+// TestSameTraining checks that two ranks compute the same as Gorgonia alone with batches twice as large, from rank
+// 0's parameters, apart from rounding.
 func TestSameTraining(t *testing.T) {
 	for name, inner := range map[string]func() G.Solver{
 		"vanilla": func() G.Solver { return G.NewVanillaSolver(G.WithLearnRate(0.1)) },
@@ -117,8 +117,8 @@ func TestSameTraining(t *testing.T) {
 	}
 }
 
-// TestOuter: windows of one step of plain descent, averaged, are the training with averaged
-// gradients; longer ones learn as well, with a momentum and fewer exchanges.
+// TestOuter checks that averaged windows of one step of plain descent equal the training with averaged gradients.
+// Longer windows learn as well, with a momentum and fewer exchanges.
 func TestOuter(t *testing.T) {
 	train := func(t *testing.T, cfg *outer.Config, inner func() G.Solver, steps int) []float32 {
 		got := make([][]float32, 2)
@@ -140,7 +140,7 @@ func TestOuter(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			for step := range steps { // towards rank + 1, so 1.5 together
+			for step := range steps { // towards rank + 1, so towards 1.5 together
 				for i := range w {
 					g[i] = (w[i] - float32(c.Rank()+1)) * float32(1+(step+i)%2)
 				}
@@ -172,17 +172,17 @@ func TestOuter(t *testing.T) {
 	}))
 }
 
-// column is a parameter of two dimensions, as short vectors are never sparse, with a gradient of the test's own.
+// column is a two-dimensional parameter, because short vectors are never sparse, with a gradient that the test sets.
 type column struct{ value, grad *tensor.Dense }
 
 func (v column) Value() G.Value         { return v.value }
 func (v column) Grad() (G.Value, error) { return v.grad, nil }
 
-// TestResume: a sparse training goes on from its parameters and states with the bits of the
-// straight run, and not without the states.
+// TestResume checks that a sparse training resumed from its parameters and states has the bits of an uninterrupted
+// run, and does not without the states.
 func TestResume(t *testing.T) {
 	const ranks, n, before, steps = 2, 100, 4, 9
-	// run makes the steps from one on, from parameters and the ranks' states.
+	// run makes the steps from one on, starting with parameters and the ranks' states.
 	run := func(from, to int, parameters []float32, states [][]byte) (now []float32, saved [][]byte) {
 		saved = make([][]byte, ranks)
 		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -227,7 +227,7 @@ func TestResume(t *testing.T) {
 	assert.NotEqual(t, want, got)
 }
 
-// TestWrap: the tensor is the value's memory, and what has gaps is refused.
+// TestWrap checks that the tensor shares the value's memory, and that a value with gaps is refused.
 func TestWrap(t *testing.T) {
 	rt := cpu.New()
 	dense := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
@@ -252,7 +252,7 @@ func TestWrap(t *testing.T) {
 	require.NoError(t, rt.Close())
 }
 
-// TestOtherParameters: a step with parameters that New was not given is an error.
+// TestOtherParameters checks that a step with parameters other than New's is an error.
 func TestOtherParameters(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		r := newRegression(t, 8, 0)
@@ -264,7 +264,7 @@ func TestOtherParameters(t *testing.T) {
 	}))
 }
 
-// A parameter of a type that cannot be averaged as configured is named.
+// An error about a parameter whose type cannot be averaged as configured names it.
 func TestErrorsNameParameters(t *testing.T) {
 	g := G.NewGraph()
 	named := func(name string, of tensor.Dtype) *G.Node {
@@ -282,8 +282,7 @@ func TestErrorsNameParameters(t *testing.T) {
 	}))
 }
 
-// BenchmarkStep is a training step on one rank, of Gorgonia alone and with the
-// solver around its own.
+// BenchmarkStep measures a training step on one rank, with Gorgonia alone and with the adapter's solver.
 func BenchmarkStep(b *testing.B) {
 	const rows, columns = 64, 256
 	for _, wrapped := range []bool{false, true} {

@@ -1,5 +1,5 @@
-// Package metrics exports what steps of a training did to [Prometheus], and so to what reads its format, such as a
-// collector of OpenTelemetry.
+// Package metrics exports statistics of training steps to [Prometheus], and so to anything that reads its format,
+// such as an OpenTelemetry collector.
 //
 //	m, err := metrics.New(prometheus.DefaultRegisterer, prometheus.Labels{"rank": strconv.Itoa(c.Rank())})
 //	…
@@ -22,24 +22,24 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
-// Metrics are those of one rank. Its methods may be called by several goroutines.
+// Metrics are the metrics of one rank. Its methods are safe for concurrent use.
 type Metrics struct {
-	steps          prometheus.Counter // that were made
+	steps          prometheus.Counter // completed steps
 	rounds         prometheus.Counter // of outer loops
-	skipped        prometheus.Counter // steps that were rolled back for a number that is not finite
-	elements       prometheus.Counter // that this rank has sent
-	bytes          prometheus.Counter // that this rank has sent
+	skipped        prometheus.Counter // steps that were rolled back because of a non-finite number
+	elements       prometheus.Counter // sent by this rank
+	bytes          prometheus.Counter // sent by this rank
 	launch         prometheus.Counter // seconds in Ready
 	wait           prometheus.Counter // seconds in Wait
 	exchange       prometheus.Counter // seconds of asynchronous exchanges
-	hidden         prometheus.Counter // seconds of these behind the backward pass
+	hidden         prometheus.Counter // seconds of these that the backward pass hides
 	epoch, members prometheus.Gauge   // of an elastic job, and its number of members
 
 	mu    sync.Mutex  // guards outer
-	outer outer.Stats // those that were counted last; zero: none; guarded by mu
+	outer outer.Stats // counted last; zero: none; guarded by mu
 }
 
-// New registers the metrics, with these labels. An error is one of the registry: a name that is taken.
+// New registers the metrics with labels. It returns the registry's error if a name is taken.
 func New(r prometheus.Registerer, labels prometheus.Labels) (*Metrics, error) {
 	r = prometheus.WrapRegistererWith(labels, r)
 	var errs []error
@@ -79,14 +79,14 @@ func (m *Metrics) Step(s ddp.Stats) {
 	add(m.hidden, s.HiddenTime.Seconds())
 }
 
-// Reduced counts a step of a [sparse.Reducer], of which the host waits for the exchange.
+// Reduced counts a step of a [sparse.Reducer]. The host waits for its exchange.
 func (m *Metrics) Reduced(s sparse.Stats) {
 	m.count(s.Skipped, s.SentElements, s.SentBytes, s.SelectTime, s.ExchangeTime)
 }
 
-// Outer counts what an [outer.Loop] has done in this process since the call before. Rounds of a restored loop before it
-// was saved do not count. Call it after each step. Numbers that are lower than before are those of another loop, or of
-// one that was restored, and count from its beginning.
+// Outer counts the work of an [outer.Loop] in this process since the previous call. Rounds of a restored loop before
+// it was saved do not count. Call Outer after each step. Numbers lower than before belong to another loop, or to one
+// that was restored, and count from its beginning.
 func (m *Metrics) Outer(s outer.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,7 +103,7 @@ func (m *Metrics) Outer(s outer.Stats) {
 	add(m.wait, increase(s.WaitTime, before.WaitTime, 0).Seconds())
 }
 
-// increase returns by how much a count has grown, or has grown since its beginning if it is lower than before.
+// increase returns the growth of a count, or its growth since its beginning if it is lower than before.
 func increase[T int | int64 | time.Duration](now, before, first T) T {
 	if now < before {
 		return now - first
@@ -111,14 +111,14 @@ func increase[T int | int64 | time.Duration](now, before, first T) T {
 	return now - before
 }
 
-// add adds to a counter, which panics where a number would make it decrease.
+// add adds to a counter, which would panic if x were negative.
 func add(c prometheus.Counter, x float64) {
 	if x > 0 {
 		c.Add(x)
 	}
 }
 
-// Epoch shows the epoch of an elastic job. Call it in each step of [elastic.Member.Run].
+// Epoch sets the gauges to the epoch of an elastic job. Call it in each step of [elastic.Member.Run].
 func (m *Metrics) Epoch(e *elastic.Epoch) {
 	m.epoch.Set(float64(e.Number))
 	m.members.Set(float64(len(e.Members)))

@@ -25,7 +25,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// value reads a metric, which has to be there once.
+// value reads a metric that must exist exactly once.
 func value(t *testing.T, from prometheus.Gatherer, name string) float64 {
 	families, err := from.Gather()
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func TestNames(t *testing.T) {
 	assert.ErrorContains(t, err, "duplicate")
 }
 
-// A step counts once, also where it was skipped, and one that failed does not.
+// A step counts once, even if it was skipped. A failed step does not count.
 func TestStep(t *testing.T) {
 	m, r := newMetrics(t)
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
@@ -81,7 +81,7 @@ func TestStep(t *testing.T) {
 	}))
 	for name, want := range map[string]float64{"steps_total": 3, "skipped_total": 1, "sent_bytes_total": 2 * 800, "rounds_total": 0} {
 		got := value(t, r, name)
-		if name == "sent_bytes_total" { // and what says that a step is skipped
+		if name == "sent_bytes_total" { // and the counter of skipped steps
 			assert.GreaterOrEqual(t, got, want)
 			assert.Less(t, got, 2*want)
 			continue
@@ -101,7 +101,7 @@ func TestReduced(t *testing.T) {
 	assert.Equal(t, 2.0, value(t, r, "steps_total"))
 }
 
-// Totals of a loop are counted once, also when the loop is restored.
+// Totals of a loop are counted once, even if the loop is restored.
 func TestOuter(t *testing.T) {
 	m, r := newMetrics(t)
 	m.Outer(outer.Stats{Steps: 10, Rounds: 1, Exchanges: 1, SentBytes: 100})
@@ -116,12 +116,13 @@ func TestOuter(t *testing.T) {
 	assert.Equal(t, 3.0, value(t, r, "members"))
 }
 
-// counters are the names of what only grows.
+// counters are the names of metrics that only grow.
 var counters = []string{"steps_total", "rounds_total", "skipped_total", "sent_elements_total", "sent_bytes_total", "launch_seconds_total",
 	"wait_seconds_total", "exchange_seconds_total", "hidden_seconds_total"}
 
-// A loop that goes on from a saved state counts what it does, and not what the saved one had done: in another process,
-// and in the same one, where it is restored to an earlier or to the same step, and replaced by a loop that sends less.
+// A loop that continues from a saved state counts its own work, without the work before. This holds in another
+// process, and in the same process if the loop is restored to an earlier or the same step, or replaced by a loop that
+// sends less.
 func TestRestoredOuter(t *testing.T) {
 	const window = 4
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
@@ -154,7 +155,7 @@ func TestRestoredOuter(t *testing.T) {
 		sent := first.Stats().SentBytes
 		check(40, 10, sent)
 
-		m, r = newMetrics(t) // of another process
+		m, r = newMetrics(t) // as in another process
 		second := make(sparse.Dense)
 		require.NoError(t, second.Restore(ctx, state))
 		assert.Equal(t, outer.Stats{Steps: 40, Rounds: 10, FirstStep: 40, FirstRound: 10}, second.Stats())
@@ -174,7 +175,7 @@ func TestRestoredOuter(t *testing.T) {
 	}))
 }
 
-// With any numbers in any order, no counter falls, and nothing panics.
+// Whatever the numbers and their order, no counter falls and nothing panics.
 func TestCountersNeverFall(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Log("seed", seed)

@@ -1,5 +1,5 @@
 // Package tailnet connects the ranks of a job over a tailnet (tailscale.com/tsnet): on machines behind routers, in
-// several clouds, at home. A program is a node of the tailnet by itself. Nothing is installed on its machine.
+// several clouds, at home. The program itself is a node of the tailnet. Nothing is installed on its machine.
 package tailnet
 
 import (
@@ -21,17 +21,17 @@ import (
 
 var _ store.Network = (*Network)(nil)
 
-// Network is a tailnet as the Network of tutti.Config, tcp.Config and others. Ranks dial each other by address, and
-// rank 0 by its name in the tailnet or by its address there.
+// Network is a tailnet, for use as Network in tutti.Config, tcp.Config and others. Ranks dial each other by address.
+// They dial rank 0 by its name in the tailnet or by its address there.
 type Network struct {
-	*tsnet.Server // closed by the program, after its last communicator
+	*tsnet.Server // the program closes it after its last communicator
 
 	address netip.Addr // of this node in the tailnet
 }
 
-// Up starts a server, unless it runs, and returns when this node is in its tailnet, or ctx has ended. The error says
-// what the node waited for, and what to do. It wraps fs.ErrPermission if the tailnet refuses the key of the server,
-// [comm.ErrTimeout] or [comm.ErrCanceled] if ctx has ended.
+// Up starts a server unless it is running, and returns when this node is in its tailnet or ctx has ended. The error
+// names the condition that the node waited for, and the remedy. It wraps fs.ErrPermission if the tailnet refuses the
+// server's key, and [comm.ErrTimeout] or [comm.ErrCanceled] if ctx has ended.
 func Up(ctx context.Context, server *tsnet.Server) (*Network, error) {
 	status, err := server.Up(ctx)
 	if err != nil {
@@ -46,10 +46,10 @@ func Up(ctx context.Context, server *tsnet.Server) (*Network, error) {
 	}, nil
 }
 
-// statusTime bounds how long a node that did not come up takes to say why.
+// statusTime bounds the time to find out why a node did not come up.
 const statusTime = 2 * time.Second
 
-// explain adds what a node waited for to the error of one that is not in its tailnet. tsnet tells it in logs alone.
+// explain adds the condition that a node waited for to its error. tsnet writes it only to logs.
 func explain(ctx context.Context, server *tsnet.Server, err error) error {
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
@@ -79,7 +79,7 @@ func explain(ctx context.Context, server *tsnet.Server, err error) error {
 	return err
 }
 
-// Listen implements [store.Network]. The listener's address is the one that other nodes dial.
+// Listen implements [store.Network]. Other nodes can dial the listener's address.
 func (n *Network) Listen(network, address string) (net.Listener, error) {
 	l, err := n.Server.Listen(network, address)
 	if err != nil {
@@ -99,10 +99,10 @@ func (n *Network) Listen(network, address string) (net.Listener, error) {
 	}, nil
 }
 
-// listener has its node's address, which tsnet's listeners leave out.
+// listener has its node's address, which tsnet's listeners omit.
 type listener struct {
 	net.Listener
-	public net.Addr // the address by which others reach it
+	public net.Addr // address by which others reach it
 }
 
 // Addr implements [net.Listener].

@@ -39,14 +39,14 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// hang bounds a test that would never end.
+// hang is longer than any test that ends.
 const hang = time.Minute
 
-// relay starts a relay (DERP) and a STUN server, as nodes use them to find each other, and returns their places.
+// relay starts a relay (DERP) and a STUN server, by which nodes find each other, and returns their addresses.
 func relay(t *testing.T) *tailcfg.DERPMap {
 	derp := derpserver.New(key.NewNode(), logger.Discard)
 	server := httptest.NewUnstartedServer(derpserver.Handler(derp))
-	server.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP 1 alone
+	server.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // only HTTP 1
 	server.StartTLS()
 	stun, closeSTUN := stuntest.Serve(t)
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func relay(t *testing.T) *tailcfg.DERPMap {
 	return &tailcfg.DERPMap{Regions: map[int]*tailcfg.DERPRegion{1: region}}
 }
 
-// serveControl starts a control server, and returns its URL.
+// serveControl starts a control server and returns its URL.
 func serveControl(t *testing.T, control *testcontrol.Server) string {
 	control.DERPMap = relay(t)
 	control.DNSConfig = &tailcfg.DNSConfig{Proxied: true}
@@ -85,10 +85,10 @@ func serveControl(t *testing.T, control *testcontrol.Server) string {
 	return control.HTTPTestServer.URL
 }
 
-// nodes joins a number of nodes, rank0 and on, to a tailnet of the control server that tailscale's own tests have.
+// nodes joins a number of nodes, rank0 and up, to a tailnet of the control server from tailscale's own tests.
 func nodes(t *testing.T, size int) []*tailnet.Network {
 	t.Setenv("TS_NO_LOGS_NO_SUPPORT", "1")
-	netns.SetEnabled(false) // which would bind to the interface of the default route
+	netns.SetEnabled(false) // it would bind to the interface of the default route
 	url := serveControl(t, new(testcontrol.Server))
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
@@ -110,7 +110,7 @@ func nodes(t *testing.T, size int) []*tailnet.Network {
 	return networks
 }
 
-// join connects a rank of a job whose store is at rank 0, by its name in the tailnet.
+// join connects a rank of a job. The store is at rank 0, found by its name in the tailnet.
 func join(ctx context.Context, network *tailnet.Network, rank, size int) (comm.Communicator, error) {
 	job := rendezvous.Job{
 		Rank:      rank,
@@ -142,7 +142,7 @@ func join(ctx context.Context, network *tailnet.Network, rank, size int) (comm.C
 	return c, err
 }
 
-// world connects a rank per node.
+// world connects one rank per node.
 func world(ctx context.Context, networks []*tailnet.Network) ([]comm.Communicator, error) {
 	comms := make([]comm.Communicator, len(networks))
 	errs := make([]error, len(networks))
@@ -154,7 +154,7 @@ func world(ctx context.Context, networks []*tailnet.Network) ([]comm.Communicato
 	return comms, errors.Join(errs...)
 }
 
-// TestAllReduce: ranks of three nodes add vectors. When a node leaves the tailnet, the others say which rank is lost,
+// TestAllReduce has ranks on three nodes add vectors. When a node leaves the tailnet, the others name the lost rank
 // after [tcp.DefaultSilence].
 func TestAllReduce(t *testing.T) {
 	const size, lost = 3, 2
@@ -185,7 +185,7 @@ func TestAllReduce(t *testing.T) {
 			} else {
 				errs[rank] = distributed.AllReduce(ctx, c, tensor, comm.Sum)
 			}
-			_ = c.Close() // of a world that was aborted
+			_ = c.Close() // of an aborted world
 		})
 	}
 	all.Wait()
@@ -195,7 +195,7 @@ func TestAllReduce(t *testing.T) {
 	}
 }
 
-// TestListen: listeners have addresses that other nodes dial, whatever port was asked for.
+// TestListen checks that other nodes can dial a listener's address, whatever port was requested.
 func TestListen(t *testing.T) {
 	networks := nodes(t, 2)
 	for _, address := range []string{":0", ":4000"} {
@@ -229,7 +229,7 @@ func TestListen(t *testing.T) {
 	assert.ErrorContains(t, err, "tailnet: ")
 }
 
-// TestUp: a node that the control server does not let in says so when the context ends.
+// TestUp checks that a node that the control server does not admit says so when the context ends.
 func TestUp(t *testing.T) {
 	t.Setenv("TS_NO_LOGS_NO_SUPPORT", "1")
 	refusing := httptest.NewServer(http.NotFoundHandler())
@@ -249,10 +249,11 @@ func TestUp(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
-// TestUpNamesTheCause: a node that is not let in names what it lacks. The context ends when the node has got so far.
+// TestUpNamesTheCause checks that a node that is not admitted names the missing condition. The context ends when the
+// node has come that far.
 func TestUpNamesTheCause(t *testing.T) {
 	t.Setenv("TS_NO_LOGS_NO_SUPPORT", "1")
-	netns.SetEnabled(false) // which would bind to the interface of the default route
+	netns.SetEnabled(false) // it would bind to the interface of the default route
 	const nobody = "http://127.0.0.1:1"
 	for name, test := range map[string]struct {
 		control *testcontrol.Server // nil for none
@@ -314,7 +315,7 @@ func TestUpNamesTheCause(t *testing.T) {
 	}
 }
 
-// TestConformance runs the suite of communicators over a tailnet. It is part of extended runs alone.
+// TestConformance runs the conformance suite of communicators over a tailnet. Only extended runs include it.
 func TestConformance(t *testing.T) {
 	if os.Getenv("TUTTI_EXTENDED") == "" {
 		t.Skip("it takes a minute: TUTTI_EXTENDED=1")
@@ -340,7 +341,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestReadme: the program of the README is the example.
+// TestReadme checks that the README's program is the example.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)

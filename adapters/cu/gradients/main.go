@@ -1,10 +1,9 @@
-// Command gradients has gorgonia.org/cu launch kernels that compute gradients, on
-// all GPUs of this machine, and tutti average them over NCCL, in memory of cu and on
-// its streams: the host waits for neither, but to check the result. It needs GPUs
-// and NCCL.
+// Command gradients has gorgonia.org/cu launch kernels that compute gradients on all GPUs of this machine, and tutti
+// average them over NCCL, in memory of cu and on its streams. The host waits only to check the result. The program
+// needs GPUs and NCCL.
 //
-// It makes its communicators itself instead of by tutti.Run, whose runtimes open GPUs with contexts and
-// streams of tutti's: here those are cu's.
+// It makes its communicators itself because the runtimes of tutti.Run open GPUs with contexts and streams of tutti;
+// here contexts and streams belong to cu.
 package main
 
 import (
@@ -84,11 +83,11 @@ func main() {
 	}
 }
 
-// gpu is what cu made on a GPU.
+// gpu holds the objects that cu has made on a GPU.
 type gpu struct {
 	device  cu.Device    // the GPU
 	context cu.CUContext // of CUDA, current on the thread that uses it
-	stream  cu.Stream    // that gradients are computed on
+	stream  cu.Stream    // gradients are computed on it
 	fill    cu.Function  // kernel that computes a gradient
 	memory  cu.DevicePtr // of the gradients
 }
@@ -98,7 +97,7 @@ func run(made bool) error {
 	if err != nil {
 		return err
 	}
-	goruntime.LockOSThread() // contexts of cu are current on a thread
+	goruntime.LockOSThread() // a context of cu is current on one thread
 	gpus := make([]*gpu, n)
 	runtimes := make([]*cuda.Runtime, n)
 	for i := range gpus {
@@ -132,7 +131,7 @@ func run(made bool) error {
 	return err
 }
 
-// prepare makes what the kernels need, with cu alone.
+// prepare makes the objects for the kernels with cu alone.
 func prepare(i int, made bool) (*gpu, error) {
 	g := &gpu{}
 	var err error
@@ -214,7 +213,7 @@ func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) 
 	return gradient.Free()
 }
 
-// release frees what prepare made.
+// release frees the objects of prepare.
 func (g *gpu) release(made bool) error {
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()

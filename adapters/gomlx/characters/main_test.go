@@ -30,8 +30,8 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// TestSameBits trains on one, two and four ranks over each backend: goroutines, processes over TCP
-// and under both MPI libraries come to the same parameters.
+// TestSameBits trains on one, two and four ranks over each backend. Goroutines and processes over TCP and both MPI
+// libraries end with the same parameters.
 func TestSameBits(t *testing.T) {
 	program := jobtest.Build(t, ".")
 	for _, ranks := range []int{1, 2, 4} {
@@ -50,7 +50,7 @@ func TestSameBits(t *testing.T) {
 	}
 }
 
-// overTCP starts a process per rank as torchrun does, and returns what they print.
+// overTCP starts a process per rank as torchrun does, and returns their output.
 func overTCP(t *testing.T, program string, ranks int, args ...string) string {
 	host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func overTCP(t *testing.T, program string, ranks int, args ...string) string {
 	return out.String()
 }
 
-// trained returns the parameters' checksum and the loss of rank 0; all ranks have that checksum.
+// trained returns the parameters' checksum, which all ranks must have, and rank 0's loss.
 func trained(t *testing.T, ranks int, s settings) (uint32, float32) {
 	sums, losses := make([]uint32, ranks), make([]float32, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
@@ -85,8 +85,8 @@ func trained(t *testing.T, ranks int, s settings) (uint32, float32) {
 	return sums[0], losses[0]
 }
 
-// TestResume: a run that is resumed in the middle of an epoch makes the bits of the straight one, with
-// residuals too, and goes on with other numbers of ranks.
+// TestResume checks that a run resumed in the middle of an epoch has the bits of an uninterrupted one, also with
+// residuals, and that it continues on other numbers of ranks.
 func TestResume(t *testing.T) {
 	for _, pattern := range []string{sparse.Dense, sparse.TopkA} {
 		straight, _ := trained(t, 2, settings{steps: 10, pattern: pattern, checkpoint: t.TempDir()})
@@ -99,7 +99,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestReadme: the table of README.md is of this program, whose text is also what it learns.
+// TestReadme checks that the table in README.md is from this program, which also learns its text.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	require.NoError(t, err)
@@ -109,14 +109,14 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestLearns: the loss falls below that of the frequencies of characters alone, 3.2.
+// TestLearns checks that the loss falls below 3.2, the loss of the characters' frequencies alone.
 func TestLearns(t *testing.T) {
 	_, last := trained(t, 2, settings{steps: 120, pattern: sparse.Dense})
 	assert.Less(t, last, float32(2.8))
 }
 
-// TestLines counts the lines of run that name the communicator or what averages: ten at most are
-// other than in a program of one rank.
+// TestLines counts the lines of run that name the communicator or the average: at most ten differ from a program of
+// one rank.
 func TestLines(t *testing.T) {
 	_, body, _ := strings.Cut(source, "\nfunc run(")
 	body, _, _ = strings.Cut(body, "\n}\n")
@@ -124,9 +124,9 @@ func TestLines(t *testing.T) {
 	assert.LessOrEqual(t, len(changed), 10, "%s", strings.Join(changed, "\n"))
 }
 
-// BenchmarkStep makes steps of one rank, of GoMLX alone and with what averages, in turns. It
-// reports what the second takes of the first, in percent: the median over pairs of the time, and the
-// processor time of all steps, which other load changes less.
+// BenchmarkStep makes steps of one rank with GoMLX alone and with averaging, alternately. It reports the cost of
+// averaging in percent of GoMLX alone: the median over pairs of the time, and the processor time of all steps, which
+// other load changes less.
 func BenchmarkStep(b *testing.B) {
 	require.NoError(b, local.Run(b.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		var steps [2]func() error

@@ -11,8 +11,8 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// TestOverNCCL trains on one rank over a stand-in for NCCL, through the memory of a stand-in for a GPU, which is given
-// back: the program ends without an error, with the bits of one that has neither.
+// TestOverNCCL trains on one rank over stand-ins for NCCL and for a GPU, whose memory is freed. The program ends
+// without an error, and with the bits of a run without either.
 func TestOverNCCL(t *testing.T) {
 	program := jobtest.Build(t, ".")
 	args := []string{"-steps", "3", "-ranks", "1"}

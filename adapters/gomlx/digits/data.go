@@ -12,7 +12,7 @@ import (
 	"github.com/tutti-go/tutti/examples/digits"
 )
 
-// load returns images to train with and their labels, and images for the test.
+// load returns training images with their labels, and test images.
 func load() (images, labels *tensors.Tensor, test digits.Set, err error) {
 	training, test, err := digits.Split(1)
 	if err != nil {
@@ -26,7 +26,7 @@ func load() (images, labels *tensors.Tensor, test digits.Set, err error) {
 	return images, tensors.FromFlatDataAndDimensions(numbers, training.Len(), 1), test, nil
 }
 
-// evaluate returns the share of test images whose digit has the highest logit.
+// evaluate returns the fraction of test images whose digit has the highest logit.
 func evaluate(backend compute.Backend, variables *model.Store, test digits.Set) (float64, error) {
 	images := tensors.FromFlatDataAndDimensions(test.Inputs, test.Len(), digits.Pixels)
 	exec, err := model.NewExec(backend, variables, func(scope *model.Scope, images *graph.Node) *graph.Node {
@@ -48,7 +48,7 @@ func evaluate(backend compute.Backend, variables *model.Store, test digits.Set) 
 	return float64(right) / float64(test.Len()), nil
 }
 
-// checksum is of the bits of the trainable variables, for comparing runs.
+// checksum hashes the bits of the trainable variables, for a comparison of runs.
 func checksum(variables *model.Store) uint32 {
 	sum := crc32.NewIEEE()
 	for v := range variables.IterVariables() {

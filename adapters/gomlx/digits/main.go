@@ -1,5 +1,5 @@
-// Command digits trains a network of GoMLX to read digits, on several ranks. The
-// README beside the adapter shows what made it data parallel.
+// Command digits trains a GoMLX network to recognize digits, on several ranks. The adapter's README shows the changes
+// that made it data parallel.
 //
 //	go run ./digits                       # four ranks, goroutines of one process
 //	go build -o program ./digits
@@ -68,7 +68,7 @@ func main() {
 	}
 }
 
-// run is one rank.
+// run trains as one rank.
 func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg ddp.Config) error {
 	backend, err := compute.NewWithConfig("go")
 	if err != nil {
@@ -76,7 +76,7 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 	}
 	variables := model.NewStore()
 	variables.SetParam(optimizer.ParamLearningRate, 0.01)
-	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil { // rank 0's will be used
+	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil { // rank 0's seed wins
 		return err
 	}
 	images, labels, test, err := load()

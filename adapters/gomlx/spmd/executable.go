@@ -14,13 +14,13 @@ import (
 
 // executable is a compiled graph.
 type executable struct {
-	graph  *builder      // that it was made of
-	place  int           // of this rank's device in the graph, -1 if the graph does not use it
-	stages []stageRunner // in their order
-	uses   []int         // how often each slot is read
+	graph  *builder      // uncompiled graph
+	place  int           // index of this rank's device in the graph, -1 if the graph does not use it
+	stages []stageRunner // in order
+	uses   []int         // number of reads of each slot
 }
 
-// stageRunner runs a stage, and the reduction after it.
+// stageRunner runs a stage and the reduction after it.
 type stageRunner struct {
 	*stage
 	compiled compute.Executable // nil if nothing uses its results
@@ -28,8 +28,8 @@ type stageRunner struct {
 }
 
 // Compile implements [compute.Builder]. All ranks compile the same graphs in the same order. For a distributed graph
-// with reductions, Compile is collective over all ranks, also those without a device in the graph: it compares what
-// the graph reduces, and a difference is [comm.ErrMismatch] on all of them. Other graphs are compiled without
+// with reductions, Compile is collective over all ranks, including ranks without a device in the graph. It compares
+// the graph's reductions, and a difference is [comm.ErrMismatch] on all ranks. Other graphs are compiled without
 // communication.
 func (g *builder) Compile() (compute.Executable, error) {
 	if len(g.outputs) == 0 {
@@ -73,8 +73,8 @@ func (g *builder) Compile() (compute.Executable, error) {
 	return e, nil
 }
 
-// compile compiles the stage's graph. The Go backend (v0.1.0) fails on a parameter that nothing uses if it is younger
-// than all results, so one result is made anew at the end, which copies nothing.
+// compile compiles the stage's graph. The Go backend (v0.1.0) fails on an unused parameter that is younger than all
+// results, so one result is remade at the end, which copies nothing.
 func (s *stage) compile() (compute.Executable, error) {
 	last := len(s.results) - 1
 	result, err := s.main.Identity(s.results[last])
@@ -88,8 +88,8 @@ func (s *stage) compile() (compute.Executable, error) {
 	return s.builder.Compile()
 }
 
-// compare returns an error, the same on all ranks, unless they compile the same reductions. A rank with one more
-// reduction of a shape would otherwise add the values of other steps without an error.
+// compare returns the same error on all ranks unless they compile the same reductions. Without it, a rank with an
+// additional reduction of some shape would silently add values of other steps.
 func (g *builder) compare() error {
 	if g.devices == 1 {
 		return nil
@@ -167,21 +167,21 @@ func shapesOf(values []*value) []shapes.Shape {
 	return all
 }
 
-// execution is one run of a graph: the buffers of the inner backend that slots hold.
+// execution is one run of a graph: the buffers of the inner backend in the slots.
 type execution struct {
 	inner   compute.Backend  // backend of the buffers
 	buffers []compute.Buffer // by slot
-	owned   []bool           // the execution's own, free when read for the last time
-	unread  []int            // how often each slot will still be read
+	owned   []bool           // owned by the execution, and freed after the last read
+	unread  []int            // number of reads left for each slot
 }
 
-// read returns a buffer, and whether the caller owns it from now on.
+// read returns a buffer, and whether the caller now owns it.
 func (x *execution) read(slot int) (compute.Buffer, bool) {
 	x.unread[slot]--
 	return x.buffers[slot], x.owned[slot] && x.unread[slot] == 0
 }
 
-// take returns a buffer that the caller owns.
+// take returns a buffer owned by the caller.
 func (x *execution) take(slot int) (compute.Buffer, error) {
 	buffer, free := x.read(slot)
 	if free {
@@ -208,7 +208,7 @@ func (e *executable) Execute(
 			g.name, len(inputs), len(g.parameters), g.devices)
 	}
 	place := e.place
-	if g.devices == 1 { // a graph that is not distributed runs here, whatever device it names
+	if g.devices == 1 { // a graph that is not distributed runs here, whichever device it names
 		place = 0
 		if g.assignment != nil {
 			device = g.assignment[0]
@@ -241,7 +241,7 @@ func (e *executable) Execute(
 	return e.outputs(results, place, device)
 }
 
-// load puts this rank's inputs in their slots, and frees those of other devices that are donated.
+// load puts this rank's inputs into their slots and frees donated inputs of other devices.
 func (e *executable) load(x *execution, inputs []compute.Buffer, donate []bool, place int) error {
 	parameters := e.graph.parameters
 	local := make([]*buffer, len(parameters))
@@ -259,7 +259,7 @@ func (e *executable) load(x *execution, inputs []compute.Buffer, donate []bool, 
 		}
 	}
 	for i, b := range local {
-		if b == nil { // of a graph that does not use this rank's device
+		if b == nil { // from a graph that does not use this rank's device
 			continue
 		}
 		inner, err := b.inner()
@@ -301,7 +301,7 @@ func (s *stageRunner) run(x *execution, b *backend) error {
 			return err
 		}
 	}
-	if s.group != nil { // on one device there is nothing to add
+	if s.group != nil { // one device has nothing to add
 		if err := b.reduce(s.group, buffers, s.reduction.op); err != nil {
 			return err
 		}
@@ -312,7 +312,8 @@ func (s *stageRunner) run(x *execution, b *backend) error {
 	return nil
 }
 
-// outputs returns the results of all devices, of which this rank has its own and those that are the same everywhere.
+// outputs returns the results of all devices. This rank has its device's results and those that are the same
+// everywhere.
 func (e *executable) outputs(results []compute.Buffer, place int, device compute.DeviceNum) ([]compute.Buffer, error) {
 	g := e.graph
 	if g.devices > 1 && place >= 0 {

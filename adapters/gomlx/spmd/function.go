@@ -53,7 +53,7 @@ func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.
 	return v, nil
 }
 
-// replicated reports whether a sharding says that all devices have the same value.
+// replicated reports whether a sharding gives all devices the same value.
 func replicated(sharding *compute.ShardingSpec) bool {
 	return sharding != nil && !slices.ContainsFunc(sharding.Axes, func(axes []string) bool { return len(axes) > 0 })
 }
@@ -73,8 +73,8 @@ func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
 	return known.shape, nil
 }
 
-// Return implements [compute.Function]. In an SPMD graph, shardings say how devices' results make a whole, which is
-// not the graph's concern.
+// Return implements [compute.Function]. In an SPMD graph, shardings say how the devices' results form a whole, which
+// does not concern the graph.
 func (f *function) Return(outputs []compute.Value, _ []*compute.ShardingSpec) error {
 	if f.inner != nil {
 		o := f.begin()

@@ -10,25 +10,25 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// builder builds a graph as a series of stages: an AllReduce ends a stage, and what is built after it is in the next.
-// A stage is a graph of the inner backend, compiled by itself. Values that a later stage uses are results of the
-// stage that computes them and parameters of those that use them.
+// builder builds a graph as a series of stages. An AllReduce ends a stage, and later operations go into the next one.
+// A stage is a graph of the inner backend, compiled separately. A value that a later stage uses is a result of the
+// stage that computes it and a parameter of the stages that use it.
 type builder struct {
-	backend *backend  // that it is for
+	backend *backend  // made the builder
 	name    string    // of the graph
 	main    *function // function of the graph
-	stages  []*stage  // in the order in which they run
+	stages  []*stage  // in execution order
 
-	devices    int                 // that run the graph; 1 unless it is distributed
-	assignment []compute.DeviceNum // of devices, by their index; nil: 0, 1, …
+	devices    int                 // number of devices that run the graph; 1 unless it is distributed
+	assignment []compute.DeviceNum // devices by index; nil: 0, 1, …
 
 	parameters []*value // of main
 	names      []string // of parameters
 	outputs    []*value // of main
-	slots      int      // values that have a slot
+	slots      int      // number of values with a slot
 }
 
-// stage is what runs between two reductions.
+// stage is the part of a graph between two reductions.
 type stage struct {
 	builder compute.Builder  // of the inner backend
 	main    compute.Function // its main function
@@ -54,11 +54,11 @@ type value struct {
 	shape   shapes.Shape // of the value
 	uniform bool         // the same on all devices
 
-	stage   *stage                   // that computes it; nil for a parameter and for the result of a reduction
+	stage   *stage                   // computes the value; nil for a parameter and for the result of a reduction
 	inner   compute.Value            // in that stage
 	imports map[*stage]compute.Value // parameters of stages that use it
-	slot    int                      // its place in an execution; -1 if only its stage uses it
-	scope   *function                // of a value of a closure or a named function; nil for main's
+	slot    int                      // index in an execution; -1 if only its stage uses the value
+	scope   *function                // closure or named function of the value; nil for main
 }
 
 // newBuilder returns the builder of an empty graph.
@@ -86,7 +86,7 @@ func (g *builder) begin() {
 	})
 }
 
-// stage returns the one that is being built.
+// stage returns the current stage.
 func (g *builder) stage() *stage { return g.stages[len(g.stages)-1] }
 
 // Name implements [compute.Builder].
@@ -104,7 +104,7 @@ func (g *builder) NewFunction(name string) (compute.Function, error) {
 	return g.nested(inner, name, nil), nil
 }
 
-// nested returns a function that is built within the stage of now.
+// nested returns a function that is built within the current stage.
 func (g *builder) nested(inner compute.Function, name string, parent *function) *function {
 	return &function{
 		builder: g,
@@ -128,8 +128,8 @@ func (g *builder) DistributedSPMD(devices int) error {
 	return nil
 }
 
-// DistributedAutoSharding implements [compute.Builder]. To partition a graph is a compiler's work, which the
-// Go backend does not do.
+// DistributedAutoSharding implements [compute.Builder]. Partitioning a graph is a compiler's work, which the Go
+// backend does not do.
 func (g *builder) DistributedAutoSharding(...compute.Mesh) error {
 	return fmt.Errorf("spmd: AutoSharding: %w: this backend runs SPMD graphs and partitions no others",
 		compute.ErrNotImplemented)
@@ -152,7 +152,7 @@ func (g *builder) DeviceAssignment(devices ...compute.DeviceNum) error {
 	return nil
 }
 
-// device returns the device of an index.
+// device returns the device with an index.
 func (g *builder) device(index int) compute.DeviceNum {
 	if g.assignment == nil {
 		return compute.DeviceNum(index)
@@ -160,13 +160,13 @@ func (g *builder) device(index int) compute.DeviceNum {
 	return g.assignment[index]
 }
 
-// newSlot returns a place for a value in executions.
+// newSlot returns an index for a value in executions.
 func (g *builder) newSlot() int {
 	g.slots++
 	return g.slots - 1
 }
 
-// export makes v known to later stages, and returns its slot.
+// export makes v available to later stages and returns its slot.
 func (g *builder) export(v *value) (int, error) {
 	if v.scope != nil {
 		return 0, fmt.Errorf("spmd: a value of a closure or of function %q is used outside of it", v.scope.name)
@@ -203,24 +203,24 @@ func (g *builder) local(v *value, s *stage) (compute.Value, error) {
 	return inner, nil
 }
 
-// function is main, whose operations go into the stage that is being built, or a closure or a named function, which
-// are of the stage in which they began.
+// function is main, whose operations go into the current stage, or a closure or named function, whose operations go
+// into the stage in which it began.
 type function struct {
 	builder *builder         // of the graph
 	name    string           // "" for a closure
-	parent  *function        // in which it was made; nil for main
+	parent  *function        // function that contains it; nil for main
 	inner   compute.Function // nil for main
 	stage   *stage           // nil for main
-	uniform bool             // what it uses of other functions is the same on all devices
+	uniform bool             // the values that it uses from other functions are the same on all devices
 }
 
-// operation is one that is being added to a function.
+// operation is an operation being added to a function.
 type operation struct {
-	f       *function        // in which it is
-	stage   *stage           // in which it runs
+	f       *function        // contains the operation
+	stage   *stage           // runs the operation
 	target  compute.Function // of the inner backend
 	uniform bool             // all operands are
-	err     error            // the first of operands
+	err     error            // first error of an operand
 }
 
 // begin starts an operation.
@@ -238,7 +238,7 @@ func (f *function) begin() *operation {
 	return o
 }
 
-// operand returns an operand, nil for one that is left out.
+// operand converts an operand; nil for an omitted one.
 func (o *operation) operand(v compute.Value) compute.Value {
 	if v == nil {
 		return nil
@@ -256,7 +256,7 @@ func (o *operation) operand(v compute.Value) compute.Value {
 	return inner
 }
 
-// operands returns operands.
+// operands converts operands.
 func (o *operation) operands(values []compute.Value) []compute.Value {
 	inner := make([]compute.Value, len(values))
 	for i, v := range values {
@@ -265,7 +265,7 @@ func (o *operation) operands(values []compute.Value) []compute.Value {
 	return inner
 }
 
-// function returns a closure or a named function as an operand.
+// function converts a closure or a named function to an operand.
 func (o *operation) function(f compute.Function) compute.Function {
 	nested, ok := f.(*function)
 	switch {
@@ -280,7 +280,7 @@ func (o *operation) function(f compute.Function) compute.Function {
 	return nested.inner
 }
 
-// quantization returns the operand with the values in it.
+// quantization converts the values in the operand.
 func (o *operation) quantization(q *compute.Quantization) *compute.Quantization {
 	if q == nil {
 		return nil
@@ -291,7 +291,7 @@ func (o *operation) quantization(q *compute.Quantization) *compute.Quantization 
 	return &inner
 }
 
-// attention returns the operand with the values in it.
+// attention converts the values in the operand.
 func (o *operation) attention(c *compute.ScaledDotProductAttentionConfig) *compute.ScaledDotProductAttentionConfig {
 	if c == nil {
 		return nil

@@ -1,6 +1,6 @@
 // Package spmd is a backend of GoMLX (https://github.com/gomlx/gomlx) whose devices are the ranks of a tutti
-// communicator. Graphs that GoMLX distributes (SPMD) run on several processes and machines with it, over a backend of
-// one device, such as GoMLX's Go backend.
+// communicator. Graphs that GoMLX distributes (SPMD) run on several processes and machines with it, on top of a
+// backend with one device, such as GoMLX's Go backend.
 package spmd
 
 import (
@@ -21,33 +21,33 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// backend is a backend of GoMLX that has a device on every rank.
+// backend is a backend of GoMLX with one device on every rank.
 type backend struct {
 	compute.Backend                   // of this rank's device
 	ctx             context.Context   // ends waits for other ranks
-	world           comm.Communicator // of all devices, a rank each
+	world           comm.Communicator // one rank per device
 	rt              *cpu.Runtime      // of memory on the host
 
-	mu     sync.Mutex                   // one graph is compared, or makes its communicators, at a time
+	mu     sync.Mutex                   // serializes comparisons of graphs and the creation of communicators
 	groups map[string]comm.Communicator // of devices that reduce together, by [groupName]; guarded by mu
 }
 
-// New returns a backend whose devices are the ranks of c: device r is computed by inner on rank r. Graphs
-// that GoMLX distributes as SPMD run on all ranks at once, each rank its own device, and their AllReduce
-// (graph.Graph.Distributed) goes over c, in the order of the devices of a group. Other graphs run on each rank for
-// itself, whatever device they name. ctx ends waits for other ranks.
+// New returns a backend whose devices are the ranks of c: inner computes device r on rank r. Graphs that GoMLX
+// distributes as SPMD run on all ranks at once, each rank with its own device. Their AllReduce
+// (graph.Graph.Distributed) runs over c, in the order of a group's devices. Other graphs run on each rank separately,
+// whichever device they name. ctx ends waits for other ranks.
 //
 // All ranks build, compile and run the same distributed graphs in the same order. When a graph with AllReduce is
-// compiled, all ranks compare its reductions, once: if one has another number, order, shape, operation or group,
-// compiling is [comm.ErrMismatch] on every rank, and names the ranks that differ.
+// compiled, all ranks compare its reductions once. If their number, order, shape, operation or groups differ,
+// compilation returns [comm.ErrMismatch] on every rank and names the ranks that differ.
 //
-// A graph gets the inputs of all devices, of which a rank reads its own. Of its results, a rank has those of its
-// device, and those that are the same on all devices: what follows from AllReduce over all of them, from constants
-// and from parameters with a replicated sharding (variables of package model). Reading another one is an error that
-// names the rank that has it.
+// A graph gets the inputs of all devices, and a rank reads those of its own device. A rank has the results of its
+// device, and the results that are the same on all devices: those that follow from AllReduce over all devices, from
+// constants, and from parameters with a replicated sharding (variables of package model). Reading any other result is
+// an error that names the rank that has it.
 //
-// inner shares buffers with the host, as GoMLX's Go backend does. Finalize finalizes it, and closes the communicators
-// of groups; c stays open.
+// inner shares buffers with the host, as GoMLX's Go backend does. Finalize finalizes inner and closes the
+// communicators of groups; c stays open.
 func New(ctx context.Context, c comm.Communicator, inner compute.Backend) (compute.Backend, error) {
 	if c == nil || inner == nil || !inner.HasSharedBuffers() {
 		return nil, fmt.Errorf("spmd: %w: communicator %v; backend %v, want one that shares buffers with the host",
@@ -96,8 +96,8 @@ func (b *backend) Finalize() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range b.groups {
-		if c != nil { // which it is where this rank is in no group
-			_ = c.Close() // logs what it returns
+		if c != nil { // nil if this rank is in no group
+			_ = c.Close() // it logs its error
 		}
 	}
 	clear(b.groups)
@@ -108,7 +108,7 @@ func (b *backend) Finalize() {
 // device returns the device of this rank.
 func (b *backend) device() compute.DeviceNum { return compute.DeviceNum(b.world.Rank()) }
 
-// checkDevice returns an error for a device that no rank has.
+// checkDevice returns an error for a device without a rank.
 func (b *backend) checkDevice(device compute.DeviceNum) error {
 	if device < 0 || int(device) >= b.NumDevices() {
 		return fmt.Errorf("spmd: device %d of %d: device r is rank r", device, b.NumDevices())
@@ -140,25 +140,25 @@ func (b *backend) NewSharedBuffer(device compute.DeviceNum, shape shapes.Shape) 
 	return b.newBuffer(inner, device), flat, nil
 }
 
-// memory is a buffer of the inner backend, which several devices hold where their values are the same.
+// memory is a buffer of the inner backend. Several devices hold it if their values are the same.
 type memory struct {
 	compute.Buffer
-	holders atomic.Int32 // buffers that share it
+	holders atomic.Int32 // number of buffers that share it
 }
 
 // buffer is the value of a tensor on a device.
 type buffer struct {
-	backend *backend          // that made it
-	device  compute.DeviceNum // on which it is
+	backend *backend          // made the buffer
+	device  compute.DeviceNum // holds the buffer
 	shape   shapes.Shape      // of its value
 
 	mu     sync.Mutex // guards memory
-	memory *memory    // nil if only the rank of the device has it; guarded by mu
+	memory *memory    // nil if it is on another rank; guarded by mu
 }
 
-// newBuffer returns the buffer of a device that alone holds inner.
+// newBuffer returns the buffer of a device that is the only holder of inner.
 func (b *backend) newBuffer(inner compute.Buffer, device compute.DeviceNum) *buffer {
-	shape, _ := inner.Shape() // of a buffer that was just made
+	shape, _ := inner.Shape() // the buffer was just made
 	m := &memory{Buffer: inner}
 	m.holders.Store(1)
 	return &buffer{
@@ -178,7 +178,7 @@ func (b *buffer) Shape() (shapes.Shape, error) { return b.shape, nil }
 // DeviceNum implements [compute.Buffer].
 func (b *buffer) DeviceNum() (compute.DeviceNum, error) { return b.device, nil }
 
-// release lets the memory go, and returns it if no other device holds it.
+// release drops the memory, and returns it if no other device holds it.
 func (b *buffer) release() compute.Buffer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,7 +199,7 @@ func (b *buffer) Finalize() error {
 	return inner.Finalize()
 }
 
-// remoteError is the error of reading what only another rank has.
+// remoteError is the error of reading a value that only another rank has.
 func (b *buffer) remoteError() error {
 	return fmt.Errorf("spmd: %s of device %d is on rank %d alone, this is rank %d: read it there, or make it the same "+
 		"on all devices (AllReduce)", b.shape, b.device, b.device, b.backend.world.Rank())
@@ -224,7 +224,7 @@ func (b *buffer) ToFlatData(flat any) error {
 	return inner.ToFlatData(flat)
 }
 
-// Data implements [compute.Buffer]. The caller may write what it returns, so devices no longer share the memory.
+// Data implements [compute.Buffer]. The caller may write to the result, so devices no longer share the memory.
 func (b *buffer) Data() (any, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -258,7 +258,7 @@ func (b *buffer) CopyToDevice(device compute.DeviceNum) (compute.Buffer, error) 
 	return b.backend.newBuffer(fresh, device), nil
 }
 
-// duplicate returns another buffer with the same content.
+// duplicate returns another buffer with the same contents.
 func duplicate(b compute.Backend, original compute.Buffer) (compute.Buffer, error) {
 	shape, err := original.Shape()
 	if err != nil {
@@ -279,7 +279,7 @@ var reductions = map[compute.ReduceOpType]comm.ReduceOp{
 	compute.ReduceOpMin:     comm.Min,
 }
 
-// elementType returns tutti's name of a type.
+// elementType returns tutti's type for a type of GoMLX.
 func elementType(t dtypes.DType) (dtype.DType, error) {
 	dt, err := dtype.Parse(t.String())
 	if err != nil {
@@ -288,8 +288,8 @@ func elementType(t dtypes.DType) (dtype.DType, error) {
 	return dt, nil
 }
 
-// group returns the communicator of the group in which this rank's device reduces, nil if there is none. It is
-// collective, also for ranks outside of all groups.
+// group returns the communicator of the group that contains this rank's device, nil if there is none. It is
+// collective, including ranks outside all groups.
 func (b *backend) group(groups [][]compute.DeviceNum) (comm.Communicator, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

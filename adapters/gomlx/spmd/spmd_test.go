@@ -55,7 +55,8 @@ func newGraph(t *testing.T, backend compute.Backend, sizes []int, axes ...string
 	return g
 }
 
-// TestAllReduce: the cases of GoMLX's own tests (TestCollective in core/graph), for three devices and all reductions.
+// TestAllReduce runs the cases of GoMLX's own tests (TestCollective in core/graph) for three devices and all
+// reductions.
 func TestAllReduce(t *testing.T) {
 	const devices = 3
 	for op, want := range map[compute.ReduceOpType][3]any{
@@ -86,7 +87,7 @@ func TestAllReduce(t *testing.T) {
 	}
 }
 
-// Groups along the axes of a mesh reduce by themselves; devices may be assigned in any order.
+// Groups along the axes of a mesh reduce separately. Devices may be assigned in any order.
 func TestMesh(t *testing.T) {
 	const devices = 4
 	for _, assignment := range [][]compute.DeviceNum{nil, {2, 0, 3, 1}} {
@@ -123,7 +124,7 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-// A rank that a mesh leaves out compiles and runs its graphs, and gets nothing.
+// A rank outside a mesh compiles and runs the mesh's graphs and gets no results.
 func TestOutsideOfMesh(t *testing.T) {
 	onRanks(t, 3, func(backend compute.Backend, rank int) error {
 		g := newGraph(t, backend, []int{2}, "replica")
@@ -143,7 +144,8 @@ func TestOutsideOfMesh(t *testing.T) {
 	})
 }
 
-// TestDifferentReductions: a rank whose graph reduces something else is named on all ranks before anything is reduced.
+// TestDifferentReductions checks that a rank whose graph has another reduction is named on all ranks before any
+// reduction.
 func TestDifferentReductions(t *testing.T) {
 	const devices, odd = 3, 1
 	all := [][]int{{0, 1, 2}}
@@ -202,7 +204,7 @@ func TestDifferentReductions(t *testing.T) {
 	}
 }
 
-// A graph without reductions is compiled and run on one rank alone.
+// A graph without reductions is compiled and run by one rank alone.
 func TestWithoutReductions(t *testing.T) {
 	onRanks(t, 2, func(backend compute.Backend, rank int) error {
 		if rank == 1 {
@@ -217,7 +219,7 @@ func TestWithoutReductions(t *testing.T) {
 	})
 }
 
-// program is a random graph of vectors, as steps from earlier values, and what plain Go makes of it.
+// program is a random graph of vectors, as steps from earlier values, and its result in plain Go.
 type program struct {
 	steps   []step
 	outputs []int
@@ -254,7 +256,7 @@ func newProgram(r *rand.Rand, size int) program {
 	return p
 }
 
-// data is the value of a parameter or a constant.
+// data returns the value of a parameter or a constant.
 func data(i, device int) []float32 {
 	r := rand.New(rand.NewPCG(uint64(i), uint64(device)))
 	values := make([]float32, width)
@@ -264,7 +266,7 @@ func data(i, device int) []float32 {
 	return values
 }
 
-// reference computes the program for devices of 2 rows and 3 columns, without GoMLX, and reductions in their order.
+// reference computes the program for devices in 2 rows and 3 columns without GoMLX, with reductions in device order.
 func (p program) reference() [][][]float32 {
 	const rows, columns = 2, 3
 	var all [][][]float32 // by step and device
@@ -311,7 +313,7 @@ func (p program) reference() [][][]float32 {
 	return all
 }
 
-// build adds the program to a graph, and returns the steps that are parameters.
+// build adds the program to a graph and returns the steps that are parameters.
 func (p program) build(g *graph.Graph, mesh *distributed.DeviceMesh) (values []*graph.Node, parameters []int) {
 	shape := shapes.Make(dtypes.Float32, width)
 	for i, s := range p.steps {
@@ -339,8 +341,8 @@ func (p program) build(g *graph.Graph, mesh *distributed.DeviceMesh) (values []*
 	return values, parameters
 }
 
-// TestRandomGraphs: what a rank can read of random graphs has the bits of the reference, also in a second run and when
-// inputs are donated, and each rank can read what its device computed.
+// TestRandomGraphs checks random graphs against the reference. The results that a rank can read have its bits, also
+// in a second run and with donated inputs, and each rank can read its device's results.
 func TestRandomGraphs(t *testing.T) {
 	const devices = 6
 	for seed := range uint64(40) {
@@ -375,7 +377,7 @@ func TestRandomGraphs(t *testing.T) {
 						kept = append(kept, tensors.FromValue(data(i, number)))
 					}
 				}
-				for _, arguments := range [][]any{kept, inputs, kept} { // GoMLX donates what is no tensor
+				for _, arguments := range [][]any{kept, inputs, kept} { // GoMLX donates arguments that are not tensors
 					for i, output := range g.Run(arguments...) {
 						device, place := i/len(p.outputs), p.outputs[i%len(p.outputs)]
 						got, err := output.ValueSafe()
@@ -392,7 +394,8 @@ func TestRandomGraphs(t *testing.T) {
 	}
 }
 
-// Closures belong to the stage in which they are built: before a reduction, after it, with values of an earlier stage.
+// Closures belong to the stage in which they are built: before a reduction, or after it with values of an earlier
+// stage.
 func TestClosures(t *testing.T) {
 	const devices = 2
 	onRanks(t, devices, func(backend compute.Backend, rank int) error {
@@ -423,7 +426,7 @@ func TestClosures(t *testing.T) {
 	})
 }
 
-// An impossible graph is an error when it is built, with a reason.
+// Building an impossible graph is an error with a reason.
 func TestRefused(t *testing.T) {
 	onRanks(t, 2, func(backend compute.Backend, rank int) error {
 		for want, build := range map[string]func(g *graph.Graph, x *graph.Node){
@@ -467,7 +470,7 @@ func TestRefused(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrArgument)
 }
 
-// recovered returns what f panics with.
+// recovered returns the value that f panics with.
 func recovered(f func()) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -478,7 +481,7 @@ func recovered(f func()) (err error) {
 	return nil
 }
 
-// A graph that is not distributed runs on each rank, on any device, also with axes of sizes that are known late.
+// A graph that is not distributed runs on each rank and on any device, also with axes whose sizes are known late.
 func TestAlone(t *testing.T) {
 	onRanks(t, 2, func(backend compute.Backend, rank int) error {
 		double := graph.MustNewExec(backend, func(x *graph.Node) *graph.Node { return graph.Add(x, x) })
@@ -500,7 +503,7 @@ func TestAlone(t *testing.T) {
 	})
 }
 
-// A rank that is lost is named in the error of those that reduce with it.
+// The error of ranks that reduce with a lost rank names it.
 func TestLostRank(t *testing.T) {
 	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
 		inner, err := gobackend.New("")
@@ -529,7 +532,7 @@ func TestLostRank(t *testing.T) {
 }
 
 // TestOfGoMLX runs GoMLX's own tests of collectives and of graphs for any device, from its package graph, on two
-// processes: in a separate module, whose test backend comes from testdata.
+// processes. They run in a separate module, whose test backend comes from testdata.
 func TestOfGoMLX(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", "github.com/gomlx/gomlx/core/graph")
 	out, err := list.Output()
@@ -570,7 +573,7 @@ func TestOfGoMLX(t *testing.T) {
 	}
 }
 
-// onProcesses runs a program as a process per rank, over TCP, and returns what each printed.
+// onProcesses runs a program with one process per rank, over TCP, and returns their outputs.
 func onProcesses(t *testing.T, ranks int, program string, args ...string) []string {
 	host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 	require.NoError(t, err)
@@ -590,8 +593,8 @@ func onProcesses(t *testing.T, ranks int, program string, args ...string) []stri
 	return printed
 }
 
-// TestProcesses trains the digits by distributed graphs on three processes over TCP, and on four under each MPI, to the
-// bits of goroutines of one process.
+// TestProcesses trains the digits with distributed graphs on three processes over TCP, and on four under each MPI.
+// The result has the bits of goroutines in one process.
 func TestProcesses(t *testing.T) {
 	program := jobtest.Build(t, "./digits")
 	want := jobtest.Output(t, program, "-ranks", "3", "-steps", "40")
@@ -600,7 +603,7 @@ func TestProcesses(t *testing.T) {
 	jobtest.SameEverywhere(t, program, "-steps", "40")
 }
 
-// The operations are those of the version of GoMLX that the module requires.
+// The operations match the GoMLX version that the module requires.
 func TestGenerated(t *testing.T) {
 	program := jobtest.Build(t, "./generate")
 	cmd := exec.CommandContext(t.Context(), program)

@@ -1,5 +1,5 @@
-// Command digits trains a network of Gorgonia to read digits, on several ranks. The
-// README beside the adapter shows what made it data parallel.
+// Command digits trains a Gorgonia network to recognize digits, on several ranks. The adapter's README shows the
+// changes that made it data parallel.
 //
 //	go run ./digits                       # four ranks, goroutines of one process
 //	go build -o program ./digits
@@ -59,13 +59,13 @@ func main() {
 
 const batch = 16 // images of a rank in a step
 
-// run is one rank.
+// run trains as one rank.
 func run(ctx context.Context, c comm.Communicator, epochs int, cfg ddp.Config) error {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return err
 	}
-	m, err := newModel(uint64(c.Rank())) // rank 0's parameters will be used
+	m, err := newModel(uint64(c.Rank())) // rank 0's parameters win
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func run(ctx context.Context, c comm.Communicator, epochs int, cfg ddp.Config) e
 	}
 	for epoch := range epochs {
 		for _, images := range sampler.Batches(epoch, batch) {
-			if len(images) < batch { // the graph has one size of batch
+			if len(images) < batch { // the graph has a fixed batch size
 				continue
 			}
 			m.fill(training, images)

@@ -16,7 +16,7 @@ const hidden = 32 // units of the layer between pixels and digits
 type model struct {
 	graph          *G.ExprGraph // of the loss
 	images, labels []float32    // of a batch; labels are one-hot
-	parameters     G.Nodes      // that are trained
+	parameters     G.Nodes      // trained parameters
 }
 
 func newModel(seed uint64) (*model, error) {
@@ -68,7 +68,7 @@ func newModel(seed uint64) (*model, error) {
 	return m, err
 }
 
-// fill makes images the batch.
+// fill copies a batch of images to the graph's inputs.
 func (m *model) fill(set digits.Set, images []int) {
 	clear(m.labels)
 	for row, image := range images {
@@ -77,8 +77,8 @@ func (m *model) fill(set digits.Set, images []int) {
 	}
 }
 
-// accuracy returns the share of images whose digit has the highest score. It
-// computes on the host: the graph has one size of batch.
+// accuracy returns the fraction of images whose digit has the highest score. It computes on the host, because the
+// graph has a fixed batch size.
 func (m *model) accuracy(set digits.Set) float64 {
 	values := func(i int) []float32 {
 		return m.parameters[i].Value().Data().([]float32)

@@ -39,10 +39,10 @@ func scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return values, err
 }
 
-// panel is one of the graphs.
+// panel is one graph of the picture.
 type panel struct {
 	title string                                     // above the curve
-	value func(now, rate map[string]float64) float64 // of all metrics, and of their growth a second
+	value func(now, rate map[string]float64) float64 // now: all metrics; rate: their growth per second
 }
 
 var panels = []panel{
@@ -56,7 +56,7 @@ var panels = []panel{
 	{"epoch", func(now, _ map[string]float64) float64 { return now["tutti_epoch"] }},
 }
 
-// drawMetrics scrapes until ctx ends, and writes a picture.
+// drawMetrics scrapes until ctx ends and writes a picture.
 func drawMetrics(ctx context.Context, url, file string) error {
 	lines, err := record(ctx, url)
 	if err != nil {
@@ -86,7 +86,7 @@ func drawMetrics(ctx context.Context, url, file string) error {
 	})
 }
 
-// record scrapes until ctx ends, and returns the points of each panel.
+// record scrapes until ctx ends and returns the points of each panel.
 func record(ctx context.Context, url string) ([]plotter.XYs, error) {
 	const interval = 200 * time.Millisecond
 	lines := make([]plotter.XYs, len(panels))
@@ -126,10 +126,10 @@ func record(ctx context.Context, url string) ([]plotter.XYs, error) {
 	}
 }
 
-// columns is how many panels are side by side.
+// columns is the number of panels side by side.
 const columns = 2
 
-// plots makes the panels of their points, in rows.
+// plots makes the panels from their points, in rows.
 func plots(lines []plotter.XYs) ([][]*plot.Plot, error) {
 	grid := make([][]*plot.Plot, len(panels)/columns)
 	for i, p := range panels {

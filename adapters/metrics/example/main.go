@@ -2,7 +2,7 @@
 //
 //	go run ./example -listen localhost:9100 -picture dashboard.png
 //
-// It has no ranks of tutti.Run: members of an elastic job form their communicators themselves.
+// It does not use tutti.Run, because members of an elastic job form their communicators themselves.
 package main
 
 import (
@@ -53,8 +53,8 @@ func main() {
 	}
 }
 
-// run has a second member join after a quarter of the time, and a third one after a half. The third is lost after
-// three quarters.
+// run adds a second member after a quarter of the time and a third one after half. The third one is lost after three
+// quarters.
 func run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, *length)
 	defer cancel()
@@ -111,7 +111,7 @@ func run(ctx context.Context) error {
 }
 
 const (
-	features = 4096 // random ones of the pixels (Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", 2007)
+	features = 4096 // random features of the pixels (Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", 2007)
 	batch    = 96   // of all members together
 )
 
@@ -139,7 +139,7 @@ func expand(set digits.Set) [][]float32 {
 	return all
 }
 
-// classifier is a softmax regression on the features of images. The weights of a class are a parameter.
+// classifier is a softmax regression on the features of images. The weights of each class are one parameter.
 type classifier struct {
 	inputs     [][]float32       // the features, by image
 	labels     []uint8           // by image
@@ -170,8 +170,8 @@ func newClassifier(rt runtime.Runtime, set digits.Set) (*classifier, error) {
 	return c, nil
 }
 
-// backward computes the gradients of a rank's part of the batch, and calls ready for each class when its gradient is
-// complete.
+// backward computes the gradients of a rank's part of the batch, and calls ready for each class as soon as its
+// gradient is complete.
 func (c *classifier) backward(step, rank, size int, ready func(class int) error) error {
 	var images [][]float32
 	var scores [][]float64
@@ -202,7 +202,7 @@ func (c *classifier) backward(step, rank, size int, ready func(class int) error)
 	return nil
 }
 
-// update descends along the gradients, which are averages over the members.
+// update descends along the gradients, averaged over the members.
 func (c *classifier) update() {
 	for class := range c.weights {
 		for j, g := range c.gradients[class] {
@@ -211,7 +211,7 @@ func (c *classifier) update() {
 	}
 }
 
-// train is one member. The gradient of a class is reduced while the next one is computed.
+// train runs one member. The gradient of a class is reduced while the next one is computed.
 func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, begun chan<- struct{}) error {
 	set, _, err := digits.Split(1)
 	if err != nil {
@@ -271,7 +271,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 		if err != nil {
 			return err
 		}
-		if err := sync.Wait(ctx); err != nil { // which calls m.Commit
+		if err := sync.Wait(ctx); err != nil { // it calls m.Commit
 			return err
 		}
 		model.update()
@@ -282,7 +282,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 	})
 }
 
-// probabilities are the probabilities of the classes.
+// probabilities returns the probabilities of the classes.
 func probabilities(weights [][]float32, image []float32) []float64 {
 	all := make([]float64, len(weights))
 	sum := 0.0

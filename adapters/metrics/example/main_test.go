@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRun: members join, one is lost, and there is a picture of it.
+// TestRun checks that members join, that one is lost, and that the picture is drawn.
 func TestRun(t *testing.T) {
 	*listen, *length, *picture = "localhost:0", 4*time.Second, filepath.Join(t.TempDir(), "dashboard.png")
 	require.NoError(t, run(t.Context()))

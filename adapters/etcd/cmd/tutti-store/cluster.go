@@ -25,14 +25,14 @@ import (
 	"github.com/tutti-go/tutti/adapters/etcd"
 )
 
-// cluster is an etcd outside.
+// cluster is an external etcd.
 type cluster struct {
 	endpoints     []string // URLs of its members
 	ca, cert, key string   // files; "" for a cluster without TLS
 }
 
-// open connects to the cluster, and fails if none of it answers, or if this process may not have the keys of jobs. A
-// session shows both.
+// open connects to the cluster. It fails if no member answers, or if this process may not access the keys of jobs. A
+// session detects both.
 func (c *cluster) open(ctx context.Context, silence time.Duration) (*clientv3.Client, error) {
 	conf := clientv3.Config{Endpoints: c.endpoints, Logger: zap.NewNop(), Context: ctx}
 	if c.ca != "" || c.cert != "" || c.key != "" {
@@ -57,18 +57,18 @@ func (c *cluster) open(ctx context.Context, silence time.Duration) (*clientv3.Cl
 type member struct {
 	folder   string          // of its data
 	name     string          // of the member
-	cluster  string          // "" for a member that is alone
+	cluster  string          // "" if the member is alone
 	state    string          // "new" or "existing"
-	peers    string          // URLs; "" for those in cluster
+	peers    string          // URLs; "" for the URLs in cluster
 	clients  string          // URLs; "" for none
 	logLevel string          // of etcd, such as error
-	log      zap.AtomicLevel // logLevel's, once it has started
+	log      zap.AtomicLevel // level of the running member's log
 }
 
-// alone is the peer URL of a member that has no peers.
+// alone is the peer URL of a member without peers.
 const alone = "https://localhost:2380"
 
-// urls are the URLs of the members of the cluster.
+// urls returns the URLs of the cluster's members.
 func (m *member) urls() (types.URLsMap, error) {
 	text := m.cluster
 	if text == "" {
@@ -81,7 +81,7 @@ func (m *member) urls() (types.URLsMap, error) {
 	return all, nil
 }
 
-// check refuses what does not fit together.
+// check returns an error for settings that contradict each other.
 func (m *member) check() error {
 	all, err := m.urls()
 	if err != nil {
@@ -105,7 +105,7 @@ func (m *member) check() error {
 	return nil
 }
 
-// start begins the member. Its connections to others are by TLS, of which both sides know the secret.
+// start starts the member. Its connections to peers use TLS with a key derived from the secret.
 func (m *member) start(secret string) (*embed.Etcd, error) {
 	conf := embed.NewConfig()
 	conf.Name = m.name
@@ -116,7 +116,7 @@ func (m *member) start(secret string) (*embed.Etcd, error) {
 		return nil, err
 	}
 	conf.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
-	// A job changes a few keys where members come and go: what they were before is of no use.
+	// A job keeps changing a few keys as members come and go. Their old values are useless.
 	conf.AutoCompactionMode = embed.CompactorModeRevision
 	conf.AutoCompactionRetention = "1000"
 	all, err := m.urls()
@@ -152,7 +152,7 @@ func (m *member) start(secret string) (*embed.Etcd, error) {
 	return e, nil
 }
 
-// logger writes lines to the standard error.
+// logger writes lines to standard error.
 func (m *member) logger() (*zap.Logger, error) {
 	var err error
 	if m.log, err = zap.ParseAtomicLevel(m.logLevel); err != nil {
@@ -164,13 +164,13 @@ func (m *member) logger() (*zap.Logger, error) {
 	}.Build()
 }
 
-// stop ends the member in order. That its listeners are closed then is no error.
+// stop ends the member in order. Errors of closed listeners are ignored.
 func (m *member) stop(e *embed.Etcd) {
 	m.log.SetLevel(zap.FatalLevel)
 	e.Close()
 }
 
-// parseURLs reads the value of a flag.
+// parseURLs parses the value of a flag.
 func parseURLs(flag, text string) ([]url.URL, error) {
 	list, err := types.NewURLs(splitList(text))
 	if err != nil {
@@ -179,7 +179,8 @@ func parseURLs(flag, text string) ([]url.URL, error) {
 	return list, nil
 }
 
-// identity has a certificate whose key follows from the secret, and that alone is accepted, in files of the folder.
+// identity writes a certificate whose key follows from the secret to files in the folder. The member accepts no
+// other.
 func (m *member) identity(secret string) (info transport.TLSInfo, err error) {
 	conf, err := storeTLS(secret, "etcd")
 	if err != nil {
@@ -197,20 +198,20 @@ func (m *member) identity(secret string) (info transport.TLSInfo, err error) {
 		writePEM(keys, "PRIVATE KEY", key))
 	return transport.TLSInfo{
 		CertFile: cert, KeyFile: keys, TrustedCAFile: cert, ClientCertAuth: true,
-		ServerName: conf.ServerName, SkipClientSANVerify: true, // all hosts have one certificate
+		ServerName: conf.ServerName, SkipClientSANVerify: true, // all hosts share one certificate
 		MinVersion: tls.VersionTLS13,
 	}, err
 }
 
-// writePEM writes a file that only its owner may read.
+// writePEM writes a file that only its owner can read.
 func writePEM(path, kind string, text []byte) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: text}), 0o600)
 }
 
-// patience is how long a member waits for the others until it says so.
+// patience is how long a member waits silently for the others.
 const patience = 5 * time.Second
 
-// ready waits until the member takes part in its cluster, and returns a client in this process.
+// ready waits until the member has joined its cluster and returns a client in this process.
 func (m *member) ready(ctx context.Context, e *embed.Etcd, log io.Writer) (*clientv3.Client, error) {
 	late := time.NewTimer(patience)
 	defer late.Stop()

@@ -1,5 +1,5 @@
-// Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process, or
-// a cluster outside. It keeps nothing itself: if several serve a store, any of them may be lost.
+// Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process,
+// or an external cluster. It keeps no state itself: if several processes serve a store, any of them may be lost.
 //
 //	tutti-store --data-dir DIR --name a --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
 //	tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379
@@ -33,14 +33,14 @@ func main() {
 	}
 }
 
-// config is what the command line says.
+// config holds the command line's settings.
 type config struct {
 	listen     string        // address for launchers and members
 	secretFile string        // of the job
 	silence    time.Duration // until the lease of a silent process ends
 	json       bool          // write lines of JSON
-	outside    cluster       // an etcd that runs elsewhere
-	embedded   member        // an etcd within this process
+	outside    cluster       // external etcd
+	embedded   member        // etcd in this process
 }
 
 func newCommand() *cobra.Command {
@@ -76,7 +76,7 @@ other as well. Several jobs have a name each (tutti launch --job).`,
 	return cmd
 }
 
-// flags are those of the command line.
+// flags adds the command line's flags.
 func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.listen, "listen", ":29400", "`address` for launchers and members")
 	f.StringVar(&c.secretFile, "secret-file", "", "`file` with the secret, of mode 0600")
@@ -103,7 +103,7 @@ func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&e.logLevel, "log-level", "error", "`level` of that etcd's log: debug, info, warn or error")
 }
 
-// check refuses what contradicts itself.
+// check returns an error for flags that contradict each other.
 func (c *config) check(cmd *cobra.Command) error {
 	if _, _, err := net.SplitHostPort(c.listen); err != nil {
 		return fmt.Errorf("--listen takes HOST:PORT or :PORT: %w", err)

@@ -22,7 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
-// Prefixes of the keys of a job.
+// Prefixes of a job's keys.
 const (
 	root    = "/tutti/"
 	unnamed = root + "unnamed/"
@@ -31,7 +31,7 @@ const (
 
 var jobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// prefix begins the keys of a job.
+// prefix returns the prefix of a job's keys.
 func prefix(job string) (string, error) {
 	if job == "" {
 		return unnamed, nil
@@ -46,7 +46,7 @@ func prefix(job string) (string, error) {
 	return named + job + "/", nil
 }
 
-// splitList splits what has commas between.
+// splitList splits a list at commas.
 func splitList(text string) []string { return strings.Split(text, ",") }
 
 // serve serves the store until ctx ends, or the etcd in this process fails.
@@ -63,7 +63,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("%w; --listen takes another address", err)
 	}
-	defer l.Close() //nolint:errcheck // the proxy may have been faster
+	defer l.Close() //nolint:errcheck // the proxy may have closed it already
 	if len(c.outside.endpoints) > 0 {
 		client, err := c.outside.open(ctx, c.silence)
 		if err != nil {
@@ -85,7 +85,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 	return c.proxy(ctx, client, l, conf, e.Err(), out)
 }
 
-// ended is no error where a signal has ended the program.
+// ended returns err unless a signal has ended the program.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -117,7 +117,7 @@ func (c *config) proxy(
 	return errors.Join(err, p.Close())
 }
 
-// announce says where the store is.
+// announce prints the address of the store.
 func (c *config) announce(l net.Listener, out io.Writer) error {
 	addresses := gate.Addresses(l)
 	if c.json {
@@ -127,7 +127,7 @@ func (c *config) announce(l net.Listener, out io.Writer) error {
 	return err
 }
 
-// storeTLS is the configuration of connections for a purpose: "store" for those of launchers and ranks.
+// storeTLS returns the configuration of connections for a purpose; "store" is for connections of launchers and ranks.
 func storeTLS(secret, purpose string) (*tls.Config, error) {
 	env := map[string]string{
 		"TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
@@ -140,7 +140,7 @@ func storeTLS(secret, purpose string) (*tls.Config, error) {
 	return job.TLS(purpose)
 }
 
-// secret returns TUTTI_SECRET or the content of the secret file. A single server creates the file.
+// secret returns TUTTI_SECRET or the contents of the secret file. A single server creates the file.
 func (c *config) secret() (string, error) {
 	if secret := os.Getenv(env.Secret); secret != "" && c.secretFile == "" {
 		return secret, nil

@@ -35,10 +35,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// limit is far more than any wait here takes.
+// limit is far longer than any wait here.
 const limit = 2 * time.Minute
 
-// roleVariable says what the test binary is as another process.
+// roleVariable is the role of the test binary when it runs as another process.
 const roleVariable = "TUTTI_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// sum is a rank of a job that is not elastic.
+// sum runs a rank of a job that is not elastic.
 func sum(ctx context.Context, r tutti.Rank) error {
 	x, err := runtime.FromSlice(r.Runtime, []float32{float32(1 + r.Comm.Rank())})
 	if err != nil {
@@ -76,13 +76,13 @@ func sum(ctx context.Context, r tutti.Rank) error {
 	return x.Free()
 }
 
-// batch is how many samples a step has, whatever the number of members.
+// batch is the number of samples in a step, for any number of members.
 const batch = 12
 
-// sample is what a step adds for one of its samples.
+// sample is a sample's contribution to a step.
 func sample(step uint64, i int) float32 { return float32((step*batch + uint64(i)) % 7) }
 
-// trained returns the result of a training of this number of steps.
+// trained returns the result of a training with this number of steps.
 func trained(steps uint64) (total float32) {
 	for step := range steps {
 		for i := range batch {
@@ -92,7 +92,7 @@ func trained(steps uint64) (total float32) {
 	return total
 }
 
-// train is a member. When one of three is lost, the others make 20 more steps.
+// train runs a member. When one of three is lost, the others make 20 more steps.
 func train(ctx context.Context) error {
 	rt := cpu.New()
 	state, update := make([]float32, 1), make([]float32, 1)
@@ -151,11 +151,11 @@ func train(ctx context.Context) error {
 	return err
 }
 
-// process is one that a test has started.
+// process is a process that a test has started.
 type process struct {
 	*exec.Cmd
 	mu      sync.Mutex
-	text    bytes.Buffer // what it has said; guarded by mu
+	text    bytes.Buffer // output so far; guarded by mu
 	changed chan struct{}
 }
 
@@ -176,7 +176,7 @@ func (p *process) said() string {
 	return p.text.String()
 }
 
-// says waits until a process has said something.
+// says waits until the output of a process contains a text.
 func (p *process) says(ctx context.Context, t *testing.T, text string) {
 	t.Helper()
 	for !strings.Contains(p.said(), text) {
@@ -206,7 +206,7 @@ func start(ctx context.Context, t *testing.T, role, program string, args ...stri
 	return p
 }
 
-// serve starts a server of a store, and returns how to learn where it is.
+// serve starts a server of a store and returns a function that returns its address.
 func serve(ctx context.Context, t *testing.T, secret string, more ...string) (*process, func() string) {
 	t.Helper()
 	args := append([]string{"--listen", "127.0.0.1:0", "--json", "--secret-file", secret}, more...)
@@ -233,7 +233,7 @@ func serve(ctx context.Context, t *testing.T, secret string, more ...string) (*p
 	}
 }
 
-// secretFile makes a file with a secret.
+// secretFile makes a file that contains a secret.
 func secretFile(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "secret")
 	_, err := rendezvous.ReadSecret(path, true)
@@ -241,7 +241,7 @@ func secretFile(t *testing.T) string {
 	return path
 }
 
-// tuttiCommand builds the command, which is of another module and knows nothing of etcd.
+// tuttiCommand builds the tutti command, which is in another module and does not know etcd.
 func tuttiCommand(t *testing.T) string {
 	program := filepath.Join(t.TempDir(), "tutti")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
@@ -251,7 +251,7 @@ func tuttiCommand(t *testing.T) string {
 	return program
 }
 
-// trio are the servers of three machines, whose etcd is in them.
+// trio is the servers on three machines, with etcd inside them.
 type trio struct {
 	secret    string // file
 	cluster   string
@@ -272,7 +272,7 @@ func newTrio(ctx context.Context, t *testing.T) *trio {
 	return s
 }
 
-// start starts the servers of machines, and waits until they serve.
+// start starts the servers on machines and waits until they serve.
 func (s *trio) start(ctx context.Context, t *testing.T, machines ...int) {
 	var found []func() string
 	for _, i := range machines {
@@ -286,13 +286,13 @@ func (s *trio) start(ctx context.Context, t *testing.T, machines ...int) {
 	}
 }
 
-// launch has a machine take part in a job with a member.
+// launch makes a machine take part in a job with one member.
 func (s *trio) launch(ctx context.Context, t *testing.T, command string, addresses ...string) *process {
 	return start(ctx, t, "member", command, "launch", "--join", strings.Join(addresses, ","), "--job", "any",
 		"--secret-file", s.secret, "--min", "2", "--restarts", "3", "--wait", "1m", os.Args[0])
 }
 
-// checkResult compares what a launcher's member has trained with what it is to be.
+// checkResult compares the result of a launcher's member with the expected one.
 func checkResult(t *testing.T, launcher *process) {
 	t.Helper()
 	require.NoError(t, launcher.Wait())
@@ -305,9 +305,9 @@ func checkResult(t *testing.T, launcher *process) {
 	assert.Equal(t, trained(steps), got, "after %d steps", steps)
 }
 
-// TestAnyMachine: three machines have a server of the store, with an etcd in it, a launcher and a member each. Any of
-// them is killed with all its processes, including the one to which the launchers are connected and the first
-// launcher's. The others end the job with the right result.
+// TestAnyMachine has three machines, each with a server of the store with etcd inside, a launcher and a member. One
+// is killed with all its processes, including the server that the launchers are connected to and the first launcher.
+// The others end the job with the right result.
 func TestAnyMachine(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("ranks die with their launcher on Linux alone")
@@ -342,8 +342,8 @@ func TestAnyMachine(t *testing.T) {
 	}
 }
 
-// TestMajorityLost: while two of three servers are away, the third serves nobody, and members train on. When they are
-// back, the others notice that a member is lost.
+// TestMajorityLost checks that the third server serves nobody while the two others are away, and that members go on
+// training. When the servers are back, the others notice that a member is lost.
 func TestMajorityLost(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("ranks die with their launcher on Linux alone")
@@ -370,7 +370,7 @@ func TestMajorityLost(t *testing.T) {
 	checkResult(t, launchers[2])
 }
 
-// TestOutside: a server in front of an etcd of Debian's, and a job that is not elastic, twice by one name.
+// TestOutside runs a server in front of Debian's etcd, and twice a job with the same name that is not elastic.
 func TestOutside(t *testing.T) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("no etcd in PATH; install etcd-server")
@@ -392,7 +392,7 @@ func TestOutside(t *testing.T) {
 	}
 	for range 2 {
 		a := launch(at, "-n", "1")
-		b := launch(jobtest.Address(t, 1)+","+at, "-n", "2") // nobody is at the first address
+		b := launch(jobtest.Address(t, 1)+","+at, "-n", "2") // no server has the first address
 		require.NoError(t, a.Wait())
 		require.NoError(t, b.Wait())
 		assert.Equal(t, 1, strings.Count(a.said(), "RESULT 3 6"))
@@ -407,7 +407,7 @@ func TestOutside(t *testing.T) {
 	assert.Contains(t, nameless.said(), "is no name of a job")
 }
 
-// TestUsage: what contradicts itself is refused, and says how it is meant.
+// TestUsage checks that contradictions are errors with an explanation.
 func TestUsage(t *testing.T) {
 	secret := secretFile(t)
 	for arguments, says := range map[string]string{
@@ -437,7 +437,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestPrefix: jobs have their own keys, also one without a name.
+// TestPrefix checks that each job has its own keys, including a job without a name.
 func TestPrefix(t *testing.T) {
 	seen := map[string]string{}
 	for _, job := range []string{"", "a", "ab", "a.b-c_9", "unnamed"} {

@@ -1,6 +1,7 @@
-// Command digits trains a network to read digits by graphs that GoMLX itself distributes (SPMD): its devices are the
-// ranks of a job, and the graph of a step has the AllReduce of its gradients in it. Like ./digits it is a whole
-// program, to be copied: the images are one package's, and the network, its test and the checksum are written in both.
+// Command digits trains a network to recognize digits with graphs that GoMLX itself distributes (SPMD). Its devices
+// are the ranks of a job, and the graph of a step contains the AllReduce of its gradients. Like ./digits it is a
+// complete program to copy: only the images come from a shared package, so both contain the network, its test and the
+// checksum.
 //
 //	go run ./spmd/digits -ranks 3                             # goroutines of one process
 //	go build -o program ./spmd/digits
@@ -57,7 +58,7 @@ func main() {
 	}
 }
 
-// run is one rank.
+// run trains as one rank.
 func run(ctx context.Context, r tutti.Rank, steps, batch int) error {
 	inner, err := gobackend.New("")
 	if err != nil {
@@ -84,7 +85,7 @@ func run(ctx context.Context, r tutti.Rank, steps, batch int) error {
 		return err
 	}
 	step.SPMD(mesh)
-	if err := variables.SetRNGStateFromSeed(1); err != nil { // after SPMD, from which its variable learns the mesh
+	if err := variables.SetRNGStateFromSeed(1); err != nil { // after SPMD, from which its variable gets the mesh
 		return err
 	}
 	share := batch / devices
@@ -108,7 +109,7 @@ func run(ctx context.Context, r tutti.Rank, steps, batch int) error {
 	return nil
 }
 
-// inputs returns images and labels from begin on, for each device its share.
+// inputs returns images and labels from begin on, a share for each device.
 func inputs(set digits.Set, begin, share, devices int) []any {
 	var all []any
 	for device := range devices {
@@ -124,7 +125,8 @@ func inputs(set digits.Set, begin, share, devices int) []any {
 	return all
 }
 
-// newStep returns the graph of a step, on one of the devices: it gets images and labels, and returns the loss of all.
+// newStep returns the graph of a step on one device. The graph gets images and labels and returns the loss over all
+// devices.
 func newStep(backend compute.Backend, variables *model.Store, devices int) (*model.Exec, error) {
 	sgd := optimizer.StochasticGradientDescent()
 	return model.NewExec(backend, variables, func(scope *model.Scope, images, labels *graph.Node) *graph.Node {
@@ -149,7 +151,7 @@ func perceptron(scope *model.Scope, images *graph.Node) *graph.Node {
 	return layers.Dense(scope.In("logits"), hidden, true, digits.Classes)
 }
 
-// evaluate returns the share of test images whose digit has the highest logit. Its graph is not distributed.
+// evaluate returns the fraction of test images whose digit has the highest logit. Its graph is not distributed.
 func evaluate(backend compute.Backend, variables *model.Store, test digits.Set) (float64, error) {
 	guess, err := model.NewExec(backend, variables, func(scope *model.Scope, images *graph.Node) *graph.Node {
 		return graph.ArgMax(perceptron(scope, images), -1)
@@ -170,7 +172,7 @@ func evaluate(backend compute.Backend, variables *model.Store, test digits.Set) 
 	return float64(right) / float64(test.Len()), nil
 }
 
-// checksum is of the bits of the trainable variables, for comparing runs.
+// checksum hashes the bits of the trainable variables, for a comparison of runs.
 func checksum(variables *model.Store) uint32 {
 	sum := crc32.NewIEEE()
 	for v := range variables.IterVariables() {

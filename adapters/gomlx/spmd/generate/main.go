@@ -1,5 +1,5 @@
-// Command generate writes operations.go: for each operation of GoMLX's graphs, the method that passes it on to the
-// stage of the wrapped backend in which its result is computed.
+// Command generate writes operations.go. For each operation of GoMLX's graphs it writes the method that forwards the
+// operation to the stage of the wrapped backend that computes its result.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 )
 `
 
-// arguments are the conversions of what a value may be in; other arguments are passed on.
+// arguments maps types that may contain values to their conversions. Other arguments are forwarded unchanged.
 var arguments = map[string]string{
 	"compute.Value":                            "o.operand(%s)",
 	"[]compute.Value":                          "o.operands(%s)",
@@ -33,7 +33,7 @@ var arguments = map[string]string{
 	"*compute.ScaledDotProductAttentionConfig": "o.attention(%s)",
 }
 
-// results are the methods of an operation that take what the wrapped backend returned.
+// results maps an operation's result types to the methods that take the wrapped backend's results.
 var results = map[string]string{
 	"compute.Value, error":                               "one",
 	"[]compute.Value, error":                             "many",
@@ -63,7 +63,7 @@ func main() {
 	}
 }
 
-// write adds the method of an operation.
+// write writes the method of an operation.
 func write(out *bytes.Buffer, name string, signature reflect.Type) {
 	var parameters, passed, returned []string
 	for i := range signature.NumIn() {
