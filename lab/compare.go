@@ -84,7 +84,7 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 	if err != nil {
 		return err
 	}
-	ran.Torch, _ = compare.TorchVersion(cmd.Context(), cfg.Python) // why not is among what is missing
+	ran.Torch, _ = compare.TorchVersion(cmd.Context(), cfg.Python) // missing has the reason of an error
 	progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 	cfg.Progress = func(done, total int) { progress.Set("turns", done, total) }
 	results, missing, err := compare.Run(cmd.Context(), cfg)
@@ -107,7 +107,7 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 	return err
 }
 
-// comparisonCell is a time and its ratio, of the median or of the fastest run.
+// comparisonCell formats a time and its ratio, of the median or of the fastest run.
 func comparisonCell(best bool) func(compare.Result) string {
 	return func(r compare.Result) string {
 		time := r.Time
@@ -124,7 +124,7 @@ func comparisonCell(best bool) func(compare.Result) string {
 	}
 }
 
-// printComparison prints a line for each work, and a column for each subject.
+// printComparison prints a line for each work and a column for each subject.
 func printComparison(out io.Writer, results []compare.Result, cell func(compare.Result) string) {
 	var subjects []string
 	header := table.Row{"bytes", "what"}

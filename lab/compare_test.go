@@ -18,8 +18,8 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/lab/compare"
 )
 
-// TestCompare sets the ranks against C under what is here: every subject is
-// measured in both places, and ratios are those of the times.
+// TestCompare compares the ranks with C under the MPI libraries that are installed. It checks that every subject is
+// measured in both places, and that ratios match the times.
 func TestCompare(t *testing.T) {
 	stdout, stderr, err := execute(t, "compare", "--ranks", "2", "--min", "8", "--max", "8", "--runs", "2", "--json")
 	require.NoError(t, err, stderr)
@@ -45,7 +45,7 @@ func TestCompare(t *testing.T) {
 		wanted = append(wanted, "shared/bound")
 	}
 	for _, name := range []string{"openmpi", "mpich"} {
-		if !strings.Contains(stderr, name) { // left out, for a reason
+		if !strings.Contains(stderr, name) { // left out, with a reason
 			wanted = append(wanted, "c/"+name, "mpi/"+name)
 			if canBind && name == "openmpi" {
 				wanted = append(wanted, "mpi/openmpi/bound")
@@ -73,12 +73,12 @@ func TestCompare(t *testing.T) {
 	}
 	gloo := 0
 	if !strings.Contains(stderr, "PyTorch") {
-		gloo = 1 // in place only
+		gloo = 1 // only in place
 	}
 	assert.Len(t, measured, 2*len(wanted)+gloo)
 }
 
-// TestCompareLeavesOutWhatFails has the ranks of local measure, those over TCP fail, and PyTorch be there.
+// TestCompareLeavesOutWhatFails checks that local is measured although ranks over TCP fail. PyTorch is there.
 func TestCompareLeavesOutWhatFails(t *testing.T) {
 	dir := t.TempDir()
 	cfg := compare.Config{
@@ -100,7 +100,7 @@ case "$*" in
 *) exit 1 ;;
 esac
 `), 0o700))
-	t.Setenv("PATH", dir) // without MPI
+	t.Setenv("PATH", dir) // no MPI
 	results, missing, err := compare.Run(t.Context(), cfg)
 	require.NoError(t, err)
 	assert.ErrorContains(t, errors.Join(missing...), "tcp, 3 ranks")

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeDeltas stand for programs that write deltas: of as many bytes as it says there, or the length of the file's
-// header.
+// fakeDeltas stands in for programs that write deltas: with the number of bytes given there, or the length of the
+// file's header.
 const (
 	fakeDelta = `#!/bin/sh
 case "$2" in
@@ -26,7 +26,7 @@ printf 123456789012345678 > "$out"
 `
 )
 
-// TestDeltas compares files with the one before, and the last one with what is made of it, which is whole.
+// TestDeltas compares files with the one before, and the last one with its variants, which must be complete.
 func TestDeltas(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) string {

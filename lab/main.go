@@ -51,18 +51,18 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// program is the tutti command whose processes are measured.
+// program is the measured tutti command.
 type program struct {
-	path  string // "" means one that is built
-	built string // the directory of that one
+	path  string // "" for one that is built
+	built string // directory of the built command
 }
 
-// register adds the flag that names it.
+// register adds the flag for its path.
 func (p *program) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.path, "tutti", "", "`path` of the tutti command; without it one is built from ../cmd/tutti")
 }
 
-// prepare makes the path the path of a program.
+// prepare builds the program if there is no path, and makes the path absolute.
 func (p *program) prepare(ctx context.Context) error {
 	if p.path != "" {
 		path, err := exec.LookPath(p.path)

@@ -25,7 +25,7 @@ func execute(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	return out.String(), notes.String(), err
 }
 
-// jsonLines reads an object from each line.
+// jsonLines parses an object from each line.
 func jsonLines[T any](t *testing.T, text string) []T {
 	t.Helper()
 	var objects []T

@@ -21,8 +21,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// defaultCTAs is few enough to leave the products almost all multiprocessors,
-// and enough to reduce a layer's gradient in less time than its products take.
+// defaultCTAs is low enough to leave the products almost all multiprocessors, and high enough to reduce a layer's
+// gradient in less time than its products take.
 const defaultCTAs = 4
 
 func newOverlap() *cobra.Command {
@@ -113,8 +113,7 @@ func overlapFlags(flags *pflag.FlagSet, cfg *overlap.Config, ctas *int) {
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
 }
 
-// runOverlap measures on one rank. A separate communicator, with the same
-// ranks, works beside the products.
+// runOverlap measures on one rank. A separate communicator with the same ranks works beside the products.
 func runOverlap(
 	ctx context.Context,
 	rank backend.Rank,
@@ -160,8 +159,7 @@ func runOverlap(
 	return overlap.Run(ctx, r, cfg)
 }
 
-// newBeside makes a communicator of a rank's own that takes few multiprocessors.
-// It is collective.
+// newBeside makes a rank's separate communicator, which takes few multiprocessors. It is collective.
 func newBeside(ctx context.Context, rank backend.Rank, rt *cuda.Runtime, ctas int) (comm.Communicator, error) {
 	limited, cancel := rank.Within(ctx)
 	defer cancel()
@@ -172,7 +170,7 @@ func newBeside(ctx context.Context, rank backend.Rank, rt *cuda.Runtime, ctas in
 	return rank.Watch(ctx, c), nil
 }
 
-// overlapResult is a line of --json.
+// overlapResult is one line of --json.
 type overlapResult struct {
 	Backend string `json:"backend"`
 	CTAs    int    `json:"ctas"`   // 0: the library's choice
@@ -180,10 +178,10 @@ type overlapResult struct {
 	overlap.Result
 }
 
-// overlapPicture is the name of the pictures, without extension.
+// overlapPicture is the name of the pictures without extension.
 const overlapPicture = "overlap"
 
-// overlapReport shows what rank 0 measured.
+// overlapReport shows rank 0's measurement.
 type overlapReport struct {
 	json   io.Writer       // of the result's line; io.Discard for none
 	text   io.Writer       // for people; io.Discard for none
@@ -241,7 +239,7 @@ func (r *overlapReport) print() {
 		formatMS(res.OverlappedMS-res.ComputeMS), formatMS(res.SlowdownMS), formatMS(res.TailMS))
 }
 
-// patternText says how buckets are reduced.
+// patternText describes the reduction of buckets.
 func patternText(res *overlapResult) string {
 	if res.Pattern == sparse.Dense {
 		return res.Pattern
@@ -249,7 +247,7 @@ func patternText(res *overlapResult) string {
 	return fmt.Sprintf("%s of %g %%", res.Pattern, 100*res.Density)
 }
 
-// oneBufferText says that a step of one buffer is dense where others are not.
+// oneBufferText says that a step of one buffer is dense although other steps are sparse.
 func oneBufferText(res *overlapResult) string {
 	if res.Pattern == sparse.Dense {
 		return ""
@@ -257,7 +255,7 @@ func oneBufferText(res *overlapResult) string {
 	return "dense"
 }
 
-// besideText says how the multiprocessors are shared.
+// besideText describes the division of the multiprocessors.
 func besideText(res *overlapResult) string {
 	ctas := "the library's choice of"
 	sms := "all"

@@ -36,7 +36,7 @@ func TestOverlapWithoutGPUsSaysWhatIsMissing(t *testing.T) {
 	assert.Empty(t, stdout)
 }
 
-// overlapFigures is a result as four GPUs give it.
+// overlapFigures is a result as from four GPUs.
 func overlapFigures() *overlapResult {
 	spans := []overlap.Span{{Kind: overlap.Forward, Name: "forward 0", End: 100}}
 	return &overlapResult{Backend: "nccl", CTAs: 4, CUBLAS: "13.1.0", Result: overlap.Result{

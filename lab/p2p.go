@@ -18,10 +18,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// peerSeries are what `lab p2p` sets side by side.
+// peerSeries are the series that `lab p2p` compares.
 var peerSeries = []struct {
 	name      string
-	base      bool // NCCL alone
+	base      bool // only NCCL
 	symmetric bench.Choice
 	graph     bool
 }{
@@ -119,16 +119,16 @@ func measurePeerSeries(
 	return nil
 }
 
-// peerPicture is the name of the pictures, without extension.
+// peerPicture is the name of the pictures without extension.
 const peerPicture = "p2p"
 
-// peerReport shows what rank 0 measured.
+// peerReport shows rank 0's measurements.
 type peerReport struct {
-	json    io.Writer        // of a line for each result; io.Discard for none
+	json    io.Writer        // one line per result; io.Discard for none
 	text    io.Writer        // for people; io.Discard for none
 	dir     *console.OutDir  // of the pictures
-	wrong   int64            // elements, of all results that were verified
-	results [][]bench.Result // of each series
+	wrong   int64            // elements in all verified results
+	results [][]bench.Result // by series
 }
 
 func (r *peerReport) add(series int, results []bench.Result) {
@@ -141,8 +141,8 @@ func (r *peerReport) add(series int, results []bench.Result) {
 	}
 }
 
-// finish prints the table, writes the pictures, and returns an error when results
-// were wrong. A series that was not measured to its end is left out.
+// finish prints the table, writes the pictures, and returns an error if results were wrong. It leaves out an
+// incomplete series.
 func (r *peerReport) finish(verified bool) error {
 	if len(r.results[0]) == 0 {
 		return nil
@@ -173,7 +173,7 @@ func (r *peerReport) curves() []figure.Curve {
 	return curves
 }
 
-// print prints the table: a line for each size, microseconds.
+// print prints the table in microseconds, with a line for each size.
 func (r *peerReport) print(first bench.Result, verified bool) {
 	fmt.Fprintf(r.text, "allreduce in place of %s over %s, microseconds on the device's clock; graphs hold %d calls\n",
 		first.DType, backend.Counted(first.Ranks, "rank"), bench.GraphCalls)

@@ -14,8 +14,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// TestPeerReport shows figures as two GPUs give them: of several sizes, and of one,
-// of which there is no curve to draw.
+// TestPeerReport shows figures as from two GPUs: of several sizes, and of one size, which gives no curve.
 func TestPeerReport(t *testing.T) {
 	for _, sizes := range [][]int{{256, 1 << 20}, {256}} {
 		var json, text bytes.Buffer

@@ -69,7 +69,7 @@ What it ran on is printed with it. PyTorch is left out where it is missing.`,
 	return cmd
 }
 
-// measureScoreboard measures, and prints what was measured and on what.
+// measureScoreboard measures, and prints the results and the machine.
 func measureScoreboard(cmd *cobra.Command, cfg compare.Scoreboard, asJSON bool) error {
 	begin, err := compare.Describe(cmd.Context(), cfg.Tutti, cfg.Runs)
 	if err != nil {
@@ -100,7 +100,7 @@ func measureScoreboard(cmd *cobra.Command, cfg compare.Scoreboard, asJSON bool) 
 	return nil
 }
 
-// printProvenance says what a scoreboard is of, with the text that `tutti info` prints.
+// printProvenance prints the time and the machine of a scoreboard, with the text of `tutti info`.
 func printProvenance(out io.Writer, p compare.Provenance, info []byte) {
 	fmt.Fprintf(out, "%s, %s\n", p.Date.Format(time.DateTime+" MST"), backend.Counted(p.Runs, "turn"))
 	if p.Torch != "" {
@@ -114,7 +114,7 @@ func printProvenance(out io.Writer, p compare.Provenance, info []byte) {
 	)
 }
 
-// scoreboardCell is a time in three digits and its ratio, so that five of them fit a terminal.
+// scoreboardCell formats a time in three digits and its ratio, so that five cells fit a terminal.
 func scoreboardCell(r compare.Result) string {
 	cell := fmt.Sprintf("%.3g", r.Time)
 	if r.Time >= 1000 {

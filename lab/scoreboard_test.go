@@ -14,7 +14,8 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/lab/compare"
 )
 
-// fakes are programs that print what tutti and Python with PyTorch would: of each work one line, with a time by who measures it, 8
+// fakes are programs that print the output of tutti and of Python with PyTorch: one line for each work, with a time
+// that depends on the program and grows by 8 microseconds per run.
 // microseconds more in each run.
 const (
 	fakeTutti = `#!/bin/sh
@@ -41,7 +42,8 @@ esac
 `
 )
 
-// TestScoreboard has programs take turns, sets their medians against NCCL's or PyTorch's, and prints them on 80 columns.
+// TestScoreboard lets programs take turns, compares their medians with NCCL's or PyTorch's, and prints them in 80
+// columns.
 func TestScoreboard(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the programs are scripts of a shell")

@@ -1,8 +1,8 @@
-// Package compare sets allreduce on the host against MPI_Allreduce in C and
-// against what the hardware takes at least, on this machine.
+// Package compare compares allreduce on the host with MPI_Allreduce in C, and with the least time that the hardware
+// of this machine allows.
 //
-// A subject is a program that measures all sizes. They take turns, several
-// times, so that whatever else the machine does falls on all of them.
+// A subject is a program that measures all sizes. Subjects take turns several times, so that other load on the
+// machine affects all of them.
 package compare
 
 import (
@@ -27,22 +27,22 @@ import (
 	"github.com/tutti-go/tutti/internal/measure"
 )
 
-// Config is what to compare.
+// Config describes a comparison.
 type Config struct {
 	Ranks           []int // numbers of ranks
 	Low, High, Step int   // sizes in bytes, as in [bench.Sizes]
-	Runs            int   // turns of every subject
-	// Tutti is the path of the tutti command, whose ranks are measured.
+	Runs            int   // number of turns of each subject
+	// Tutti is the path of the measured tutti command.
 	Tutti  string
-	Python string // the one that is to have PyTorch, for gloo
-	// Progress is called after each turn, nil for nobody.
+	Python string // interpreter that has PyTorch, for gloo
+	// Progress is called after each turn; nil for no calls.
 	Progress func(done, total int)
 }
 
-// mostRuns take weeks.
+// mostRuns would take weeks.
 const mostRuns = 1 << 20
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c Config) Validate() error {
 	if len(c.Ranks) == 0 {
 		return errors.New("no number of ranks")
@@ -65,12 +65,12 @@ func (c Config) Validate() error {
 	return largest.Fits("compare", "the buffers", 2*float64(c.High), "--max or --ranks")
 }
 
-// Work is what subjects are measured at: an allreduce in a place, or steps of a pattern of package sparse.
+// Work is a measurement that subjects make: an allreduce in a place, or steps of a pattern of package sparse.
 type Work struct {
 	Bytes   int         `json:"bytes"`
 	Place   bench.Place `json:"place,omitempty"`
 	Pattern string      `json:"pattern,omitempty"`
-	Values  string      `json:"values,omitempty"` // as what those of a pattern travel
+	Values  string      `json:"values,omitempty"` // codec of a pattern's values
 }
 
 // String names the work without its size.
@@ -81,16 +81,16 @@ func (w Work) String() string {
 	return backend.PatternName(w.Pattern, "", w.Values)
 }
 
-// Result is one line of --json: what one subject takes for one work.
+// Result is one line of --json: the times of one subject for one work.
 type Result struct {
 	Work
 	Subject string    `json:"subject"`
 	Ranks   int       `json:"ranks"`
-	Time    float64   `json:"time_us"` // the median of the runs
-	Best    float64   `json:"best_us"` // the fastest run
+	Time    float64   `json:"time_us"` // median of the runs
+	Best    float64   `json:"best_us"` // fastest run
 	Runs    []float64 `json:"runs_us"`
-	// Against is the subject that this one is set against, "" for none, and Ratio
-	// and BestRatio are those of the times.
+	// Against is the subject that this one is compared with, "" for none. Ratio and BestRatio are the ratios of the
+	// times.
 	Against   string  `json:"against,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"`
 	BestRatio float64 `json:"best_ratio,omitempty"`
@@ -102,21 +102,22 @@ const (
 	floor  = "floor"
 	local  = "local"
 	tcp    = "tcp"
-	shared = "shared" // tcp whose ranks may share memory
+	shared = "shared" // tcp with shared memory between ranks
 	gloo   = "gloo"
 	inC    = "c/"
 	inGo   = "mpi/"
-	bound  = "/bound" // after the name of what it is like: each rank has processors of its own
+	bound  = "/bound" // suffix of a subject whose ranks each have their own processors
 )
 
-// canBind reports whether ranks can have processors of their own.
+// canBind reports whether each rank can have its own processors.
 func canBind(ranks int) bool { return runtime.GOOS == "linux" && ranks <= runtime.NumCPU() }
 
-// subject is something that is measured.
+// subject is a measured program.
 type subject struct {
-	name  string // as in tables
+	name  string // in tables
 	ranks int    // of its world
-	// against are subjects: a time is divided by the time of the first one with as many ranks and the same work.
+	// against lists subjects. A time is divided by the time of the first listed one with as many ranks and the same
+	// work.
 	against []string
 	turn    func(ctx context.Context) ([]measured, error) // measures all works once
 }
@@ -130,8 +131,8 @@ type measured struct {
 //go:embed c/allreduce.c
 var program []byte
 
-// Run measures and returns the results, by ranks, size, place and subject. Subjects that cannot be measured here, or
-// fail, are left out, and missing says why. If ctx ends, the results are of the turns until then.
+// Run measures and returns the results by ranks, size, place and subject. It leaves out subjects that cannot be
+// measured here, or fail; missing has the reasons. If ctx ends, the results are from the turns so far.
 func Run(ctx context.Context, cfg Config) (results []Result, missing []error, err error) {
 	dir, err := os.MkdirTemp("", "tutti-compare-")
 	if err != nil {
@@ -145,7 +146,7 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 	return results, append(missing, failed...), err
 }
 
-// inTurns has each subject measure, again and again. One that fails is left out from there on.
+// inTurns makes the subjects measure alternately. A failed subject takes no more turns.
 func inTurns(
 	ctx context.Context,
 	subjects []subject,
@@ -178,13 +179,13 @@ func inTurns(
 	return medians(subjects, times), failed, nil
 }
 
-// timeKey is a work and the index of a subject that did it.
+// timeKey is a work and the index of a subject that measured it.
 type timeKey struct {
 	Work
 	subject int // an index
 }
 
-// medians makes results of times.
+// medians makes results from times.
 func medians(subjects []subject, times map[timeKey][]float64) (results []Result) {
 	type seat struct {
 		name  string // of a subject
@@ -223,7 +224,8 @@ func medians(subjects []subject, times map[timeKey][]float64) (results []Result)
 	return results
 }
 
-// subjects returns what can be measured here, by number of ranks and then in the order of the columns of a table.
+// subjects returns the subjects that can be measured here, by number of ranks and then in the order of a table's
+// columns.
 func (c Config) subjects(ctx context.Context, dir string) (all []subject, missing []error) {
 	var libraries []library
 	for _, name := range cluster.MPIs() {
@@ -258,7 +260,7 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 	return all, missing
 }
 
-// inCNames are the names of the subjects in C.
+// inCNames returns the names of the subjects in C.
 func inCNames(libraries []library) (names []string) {
 	for _, l := range libraries {
 		names = append(names, inC+l.name)
@@ -269,7 +271,7 @@ func inCNames(libraries []library) (names []string) {
 // sharedOff keeps ranks over TCP from sharing memory.
 const sharedOff = "TUTTI_TCP_SHARED=off"
 
-// ofTutti are the subjects of tutti that need no MPI, and the floor.
+// ofTutti returns the subjects of tutti without MPI, and the floor.
 func (c Config) ofTutti(ranks int, libraries []library) []subject {
 	job := append(append([]string{"-n", strconv.Itoa(ranks), c.Tutti}, c.bench()...), "--backend", "tcp")
 	launched := append([]string{"launch", "--no-prefix"}, job...)
@@ -303,7 +305,7 @@ func (c Config) ofTutti(ranks int, libraries []library) []subject {
 //go:embed torch/gloo.py
 var glooProgram []byte
 
-// ofGloo is the subject of PyTorch over gloo, processes of this machine.
+// ofGloo returns the subject of PyTorch over gloo, with processes on this machine.
 func (c Config) ofGloo(ranks int, script string, libraries []library) subject {
 	sizes := list(c.Low, c.High, c.Step)
 	return subject{
@@ -314,22 +316,22 @@ func (c Config) ofGloo(ranks int, script string, libraries []library) subject {
 	}
 }
 
-// library is an MPI library and the program in C that was compiled for it.
+// library is an MPI library and the C program compiled for it.
 type library struct {
 	name   string   // "openmpi" or "mpich"
 	mpirun string   // its launcher, a path
 	binary string   // the program, a path
-	env    []string // that the launcher needs besides the process's own, as NAME=value
+	env    []string // additional environment for the launcher, as NAME=value
 }
 
-// findLibrary compiles the program in C for an MPI library.
+// findLibrary compiles the C program for an MPI library.
 func findLibrary(ctx context.Context, dir, name string) (l library, err error) {
 	l.name = name
 	if l.mpirun, l.env, err = cluster.Launcher(name); err != nil {
 		return l, err
 	}
 	compiler, err := exec.LookPath("mpicc." + name)
-	if err != nil { // the only library here, or one with its own folder
+	if err != nil { // the only library here, or one in a separate folder
 		if compiler, err = exec.LookPath(filepath.Join(filepath.Dir(l.mpirun), "mpicc")); err != nil {
 			return l, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, l.mpirun)
 		}
@@ -345,7 +347,7 @@ func findLibrary(ctx context.Context, dir, name string) (l library, err error) {
 	return l, nil
 }
 
-// ofMPI are the subjects of an MPI library: C and tutti, also bound where that is the library's own option.
+// ofMPI returns the subjects of an MPI library: C and tutti, also bound if the library has that option.
 func (c Config) ofMPI(l library, ranks int) []subject {
 	job := []string{"-n", strconv.Itoa(ranks)}
 	if l.name == "openmpi" && ranks > runtime.NumCPU() {
@@ -372,7 +374,7 @@ func (c Config) ofMPI(l library, ranks int) []subject {
 		},
 	}
 	if l.name == "openmpi" && canBind(ranks) {
-		binding := []string{"--bind-to", "core", "-x", "GOMAXPROCS=2"} // as launch --bind has it
+		binding := []string{"--bind-to", "core", "-x", "GOMAXPROCS=2"} // as launch --bind does
 		all = append(all, subject{
 			name:    inGo + l.name + bound,
 			ranks:   ranks,
@@ -383,13 +385,13 @@ func (c Config) ofMPI(l library, ranks int) []subject {
 	return all
 }
 
-// bench is the command line of tutti that measures as the program in C does.
+// bench returns tutti's arguments for the measurement that the C program makes.
 func (c Config) bench() []string {
 	return []string{"bench", "allreduce", "--json", "--verify=false",
 		"--min", strconv.Itoa(c.Low), "--max", strconv.Itoa(c.High), "--step", strconv.Itoa(c.Step)}
 }
 
-// program is the turn of a subject that is a program.
+// program is the turn of a subject that is one program.
 func (c Config) program(path string, env []string, args ...string) func(context.Context) ([]measured, error) {
 	return func(ctx context.Context) ([]measured, error) {
 		lines, err := run(ctx, path, env, args...)
@@ -400,7 +402,7 @@ func (c Config) program(path string, env []string, args ...string) func(context.
 	}
 }
 
-// run runs a program that prints what it measures.
+// run runs a program and parses its measurements.
 func run(ctx context.Context, path string, env []string, args ...string) ([]measured, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -417,7 +419,7 @@ func run(ctx context.Context, path string, env []string, args ...string) ([]meas
 		if err := json.Unmarshal([]byte(line), &m); err != nil {
 			return nil, fmt.Errorf("%s printed %q: %w", path, line, err)
 		}
-		if m.Pattern != "" { // it has one form
+		if m.Pattern != "" { // a pattern has no place
 			m.Place = ""
 		}
 		lines = append(lines, m)

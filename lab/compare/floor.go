@@ -14,20 +14,19 @@ import (
 	"github.com/tutti-go/tutti/internal/measure"
 )
 
-// The least that an allreduce between goroutines takes: two ranks have to tell
-// each other something, which is a cache line each way, and all of them read
-// their buffers once and write the results once. The floor is the larger of the
-// two, each measured by itself.
+// An allreduce between goroutines takes at least as long as two steps. Two ranks must exchange a message, which is a
+// cache line each way, and all ranks read their buffers once and write the results once. The floor is the longer of
+// the two, each measured separately.
 
 const (
 	floorRounds = 7
 	roundTime   = 20 * time.Millisecond
-	streamFrom  = 24 << 20 // bytes written in all, from where on stores bypass the caches
+	streamFrom  = 24 << 20 // total bytes written from which stores bypass the caches
 )
 
-// floor is the turn of the subject that does nothing but this.
+// floor is the turn of the subject that makes only these steps.
 func (c Config) floor(ctx context.Context, ranks int) (lines []measured, err error) {
-	sizes, _ := bench.Sizes(c.Low, c.High, c.Step) // they are valid
+	sizes, _ := bench.Sizes(c.Low, c.High, c.Step) // the sizes are valid
 	lineEachWay := perCall(pingPong)
 	for _, bytes := range sizes {
 		if ctx.Err() != nil {
@@ -43,8 +42,7 @@ func (c Config) floor(ctx context.Context, ranks int) (lines []measured, err err
 	return lines, nil
 }
 
-// perCall returns the microseconds of one of the calls that run makes, the
-// median over rounds.
+// perCall returns the microseconds of one of run's calls: the median over rounds.
 func perCall(run func(calls int)) float64 {
 	timed := func(calls int) (float64, error) {
 		start := time.Now()
@@ -59,7 +57,7 @@ func perCall(run func(calls int)) float64 {
 	return measure.Median(rounds[0]) * 1e6 / float64(calls)
 }
 
-// pingPong has a line go from one goroutine to another and one back, so often.
+// pingPong sends a line from one goroutine to another and back, calls times.
 func pingPong(calls int) {
 	var lines [2]struct {
 		_     [128]byte
@@ -89,13 +87,13 @@ func pingPong(calls int) {
 	pong.Wait()
 }
 
-// mover returns what reads every rank's buffer once and writes every rank's
-// result once, on all processors together.
+// mover returns a function that reads every rank's buffer once and writes every rank's result once, on all processors
+// together.
 func mover(ranks, bytes int, place bench.Place) func(calls int) {
 	send := make([][]byte, ranks)
 	recv := make([][]byte, ranks)
 	for r := range ranks {
-		// Written once: pages that were only read are all the same one.
+		// Written once: pages that were only read all share one physical page.
 		send[r] = make([]byte, bytes)
 		recv[r] = make([]byte, bytes)
 		for i := range bytes {
@@ -108,7 +106,7 @@ func mover(ranks, bytes int, place bench.Place) func(calls int) {
 	}
 	workers := min(ranks, runtime.GOMAXPROCS(0))
 	if bytes < 64<<10 {
-		workers = 1 // for whom handing over a part would take longer
+		workers = 1 // handing over a part would take longer
 	}
 	part := bytes / workers
 	return func(calls int) {
@@ -118,7 +116,7 @@ func mover(ranks, bytes int, place bench.Place) func(calls int) {
 				offset := w * part
 				for range calls {
 					for r := range ranks {
-						// From another rank's, so that in place it is a copy as well.
+						// From another rank's buffer, so that it is a copy in place as well.
 						from := send[(r+1)%ranks]
 						to := recv[r]
 						hostops.Copy(

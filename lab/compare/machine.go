@@ -13,22 +13,22 @@ import (
 	"github.com/tutti-go/tutti/internal/machine"
 )
 
-// Provenance is when and on what something was measured: the first line of --json.
+// Provenance is the time and the machine of a measurement: the first line of --json.
 type Provenance struct {
 	Date       time.Time `json:"date"`
 	Runs       int       `json:"runs"`
-	Processors int       `json:"processors"`       // that this process may keep busy
-	Online     int       `json:"online"`           // that it may run on, by its affinity mask
-	Quota      float64   `json:"quota,omitempty"`  // processors of its control groups, 0 for no limit below Online
-	Load       string    `json:"load,omitempty"`   // averages over 1, 5 and 15 minutes at the beginning
+	Processors int       `json:"processors"`       // processors that this process may keep busy
+	Online     int       `json:"online"`           // processors in its affinity mask
+	Quota      float64   `json:"quota,omitempty"`  // processors in its control group's quota, 0 for no limit below Online
+	Load       string    `json:"load,omitempty"`   // at the beginning, averaged over 1, 5 and 15 minutes
 	Kernel     string    `json:"kernel,omitempty"` // release of the system
-	// Torch is what PyTorch says of itself, "" where it was left out.
+	// Torch is PyTorch's description of itself, "" without PyTorch.
 	Torch string `json:"torch,omitempty"`
-	// Info is what `tutti info --json` prints: processor, memory, versions of MPI and NCCL.
+	// Info is the output of `tutti info --json`: processor, memory, versions of MPI and NCCL.
 	Info json.RawMessage `json:"info"`
 }
 
-// Describe describes this machine, with a tutti command.
+// Describe describes this machine with a tutti command.
 func Describe(ctx context.Context, tutti string, runs int) (Provenance, error) {
 	p := Provenance{
 		Date:       time.Now().UTC().Truncate(time.Second),
@@ -47,7 +47,7 @@ func Describe(ctx context.Context, tutti string, runs int) (Provenance, error) {
 	return p, nil
 }
 
-// firstFields returns the first words of a file, "" if there is none.
+// firstFields returns the first words of a file, "" if it cannot be read.
 func firstFields(path string, n int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -57,7 +57,7 @@ func firstFields(path string, n int) string {
 	return strings.Join(fields[:min(n, len(fields))], " ")
 }
 
-// String says it in lines.
+// String formats the provenance as lines.
 func (p Provenance) String() string {
 	var info struct {
 		CPU      string `json:"cpu"`
@@ -65,7 +65,7 @@ func (p Provenance) String() string {
 		Version  string `json:"version"`
 		Backends []struct{ Name, Detail string }
 	}
-	_ = json.Unmarshal(p.Info, &info) // what is missing is empty
+	_ = json.Unmarshal(p.Info, &info) // missing fields stay empty
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d turns, %s, %d processors", p.Date.Format(time.DateTime+" MST"), p.Runs, info.CPU, p.Online)
 	if p.Processors != p.Online {

@@ -16,19 +16,19 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
-// Scoreboard is what to set against each other on the GPUs of a machine.
+// Scoreboard describes a comparison on a machine's GPUs.
 type Scoreboard struct {
-	GPUs   int    // each with a rank
-	Runs   int    // turns of each subject, of which the median counts
-	Max    int    // the largest size in bytes
+	GPUs   int    // number of GPUs, each with one rank
+	Runs   int    // turns of each subject; the median counts
+	Max    int    // largest size in bytes
 	Tutti  string // the path of the tutti command
-	Python string // the one that is to have PyTorch
-	// Progress is called after each turn, nil for nobody.
+	Python string // interpreter that has PyTorch
+	// Progress is called after each turn; nil for no calls.
 	Progress func(done, total int)
 }
 
-// The sizes of a scoreboard are those of [bench.Sizes], of float32: of allreduces, and of gradients, of which 1 % is
-// sent.
+// The sizes of a scoreboard come from [bench.Sizes]. They are of float32: of allreduces, and of gradients of which 1
+// % is sent.
 const (
 	leastAllReduce, allReduceStep = 1 << 10, 16
 	leastGradient, gradientStep   = 4 << 20, 25
@@ -44,7 +44,7 @@ const (
 //go:embed torch/scoreboard.py
 var torchProgram []byte
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (s Scoreboard) Validate() error {
 	switch {
 	case s.Runs < 1 || s.Runs > mostRuns:
@@ -55,7 +55,7 @@ func (s Scoreboard) Validate() error {
 	return nil
 }
 
-// sizeFlags returns the flags of bench for sizes from low to high, by a factor.
+// sizeFlags returns bench's flags for sizes from low to high by a factor.
 func sizeFlags(low, high, factor int) []string {
 	return []string{
 		"--min", strconv.Itoa(low),
@@ -64,8 +64,8 @@ func sizeFlags(low, high, factor int) []string {
 	}
 }
 
-// Run measures and returns the results, by work and subject, and what PyTorch says of itself. If that is not there,
-// it is left out, and missing says why.
+// Run measures and returns the results by work and subject, and PyTorch's description of itself. If PyTorch is not
+// available, it is left out; missing has the reason.
 func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, missing, err error) {
 	common := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--json", "--verify=false"}
 	allReduce := slices.Concat(
@@ -115,7 +115,7 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 	return results, torch, missing, errors.Join(append(failed, err)...)
 }
 
-// TorchVersion returns what PyTorch says of itself, an error if that program cannot import it.
+// TorchVersion returns PyTorch's description of itself, or an error if python cannot import it.
 func TorchVersion(ctx context.Context, python string) (string, error) {
 	const printVersion = "import torch; nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else (); " +
 		"print('PyTorch', torch.__version__, *(['with NCCL', '.'.join(map(str, nccl))] if nccl else []))"
@@ -126,7 +126,7 @@ func TorchVersion(ctx context.Context, python string) (string, error) {
 	return strings.TrimSpace(string(version)), nil
 }
 
-// torchSubjects are the modes of a PyTorch program.
+// torchSubjects returns a subject for each mode of a PyTorch program.
 func (s Scoreboard) torchSubjects(script string) []subject {
 	program := func(mode string) []string {
 		return []string{
@@ -148,14 +148,14 @@ func (s Scoreboard) torchSubjects(script string) []subject {
 	}
 }
 
-// list writes sizes as JSON.
+// list formats sizes as JSON.
 func list(low, high, step int) string {
-	sizes, _ := bench.Sizes(low, high, step) // they are valid
+	sizes, _ := bench.Sizes(low, high, step) // the sizes are valid
 	text, _ := json.Marshal(sizes)
 	return string(text)
 }
 
-// programs is the turn of a subject that is several of them.
+// programs is the turn of a subject that consists of several programs.
 func programs(commands ...[]string) func(context.Context) ([]measured, error) {
 	return func(ctx context.Context) (all []measured, err error) {
 		for _, args := range commands {

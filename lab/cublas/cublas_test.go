@@ -60,8 +60,8 @@ type problem struct {
 	seed    uint64
 }
 
-// shapes are all kinds of products: square and not, each factor plain and
-// transposed, with rows apart from each other.
+// shapes returns all kinds of products: square and not square, each factor plain and transposed, with gaps between
+// rows.
 func shapes() []problem {
 	var all []problem
 	for i, transposed := range [][2]bool{{false, false}, {false, true}, {true, false}, {true, true}} {
@@ -96,8 +96,7 @@ func random(rng *rand.Rand, m Matrix) []float32 {
 	return x
 }
 
-// reference is the product in float64, by the definition, with the sum of
-// magnitudes beside each element.
+// reference returns the product in float64, by the definition, and the sum of magnitudes for each element.
 func (p problem) reference() (product, magnitude []float64) {
 	at := func(m Matrix, x []float32, i, j int) float64 {
 		if m.Transposed {
@@ -123,8 +122,8 @@ func (p problem) reference() (product, magnitude []float64) {
 	return product, magnitude
 }
 
-// TestTheOrderOfFactors computes what BLAS is asked for by BLAS's own
-// definition (column-major) and compares it with the row-major product.
+// TestTheOrderOfFactors evaluates the call of BLAS by BLAS's own definition (column-major) and compares the result
+// with the row-major product.
 func TestTheOrderOfFactors(t *testing.T) {
 	for _, p := range shapes() {
 		p.a.Addr, p.b.Addr, p.c.Addr = 'a', 'b', 'c'
@@ -155,7 +154,7 @@ func TestTheOrderOfFactors(t *testing.T) {
 	}
 }
 
-// openGPU opens GPU 0 and a handle, or skips the test where one is missing.
+// openGPU opens GPU 0 and a handle. It skips the test if either is missing.
 func openGPU(t *testing.T) (*cuda.Runtime, *Handle) {
 	t.Helper()
 	if _, err := cuda.Count(); errors.Is(err, runtime.ErrUnavailable) {
@@ -215,8 +214,7 @@ func TestMultiply(t *testing.T) {
 						continue
 					}
 					w := want[i*p.c.Columns+j]
-					// Half a unit in the last place of bfloat16's eight bits, and
-					// the rounding of the sum.
+					// Half a unit in the last place of bfloat16's eight bits, plus the rounding of the sum.
 					bound := math.Abs(w)/256 + magnitude[i*p.c.Columns+j]*1e-5
 					require.InDelta(t, w, x, bound, "element %d %d of %+v, seed %d", i, j, p.c, p.seed)
 				}

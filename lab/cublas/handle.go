@@ -25,16 +25,15 @@ const (
 // goroutine at a time.
 type Handle struct {
 	lib       *library      // shared by the handles of a process
-	rt        *cuda.Runtime // whose compute stream it uses; its owner closes it
+	rt        *cuda.Runtime // provides the compute stream; its owner closes it
 	native    uintptr       // cublasHandle_t, 0 when closed
 	workspace uintptr       // device memory of the products, 0 when closed
 	// scalars are alpha and beta, which the library reads during a call.
 	scalars [2]float32
 }
 
-// Open makes a handle for a runtime. Its workspace is allocated here, so a
-// product allocates no device memory: it may be captured in a graph, and never
-// waits for kernels of a communicator that wait for this rank.
+// Open makes a handle for a runtime. It allocates the workspace, so a product allocates no device memory. A product
+// may therefore be captured in a graph, and never waits for kernels of a communicator that wait for this rank.
 func Open(rt *cuda.Runtime) (*Handle, error) {
 	lib, err := open()
 	if err != nil {
@@ -62,18 +61,17 @@ func (h *Handle) init() (err error) {
 	if h.workspace, err = h.rt.Allocate(workspace); err != nil {
 		return err
 	}
-	// The workspace comes second: setting a stream puts the library's own back.
+	// The workspace comes second: setting a stream restores the library's own workspace.
 	if err := h.do(sym.SetStream, h.native, h.rt.ComputeStream()); err != nil {
 		return err
 	}
 	return h.do(sym.SetWorkspace, h.native, h.workspace, workspace)
 }
 
-// SetMultiprocessors makes later products use n multiprocessors instead of all
-// of the GPU's, 0 for all again. Kernels that run beside them then find the rest
-// free; without that, a product whose kernel has a thread block for every
-// multiprocessor runs its last blocks alone, after the others, and takes twice
-// as long (https://github.com/pytorch/pytorch/issues/143988).
+// SetMultiprocessors limits later products to n of the GPU's multiprocessors; 0 removes the limit. Kernels that run
+// beside them then find the others free. Without the limit, a product whose kernel has a thread block for every
+// multiprocessor runs its last blocks alone, after the others, and takes twice as long
+// (https://github.com/pytorch/pytorch/issues/143988).
 func (h *Handle) SetMultiprocessors(n int) error {
 	if !h.lib.sym.SetSMCount.Found() {
 		if n == 0 {
@@ -85,8 +83,8 @@ func (h *Handle) SetMultiprocessors(n int) error {
 	return h.do(h.lib.sym.SetSMCount, h.native, uintptr(n))
 }
 
-// Multiply submits c = a·b, accumulated in float32, to the runtime's compute
-// stream. c is not transposed and does not overlap the factors. It allocates nothing.
+// Multiply submits c = a·b, accumulated in float32, to the runtime's compute stream. c is not transposed and does not
+// overlap the factors. It allocates nothing.
 func (h *Handle) Multiply(c, a, b Matrix) error {
 	g := newGEMM(c, a, b)
 	alpha := hostmem.AddrOf(&h.scalars[0])
@@ -107,7 +105,7 @@ func operation(o operand) uintptr {
 	return opN
 }
 
-// Close destroys the handle, which waits for the device. Closing twice is fine.
+// Close destroys the handle, which waits for the device. A second Close does nothing.
 func (h *Handle) Close() error {
 	var errs []error
 	if h.native != 0 {
@@ -121,7 +119,7 @@ func (h *Handle) Close() error {
 	return errors.Join(errs...)
 }
 
-// do makes a call of the library with the device's context current.
+// do calls the library with the device's context current.
 func (h *Handle) do(fn dl.Func, args ...uintptr) error {
 	return h.rt.Current(func() error {
 		if status := int32(fn.Call(args...)); status != 0 {

@@ -1,6 +1,5 @@
-// Package cublas multiplies matrices on NVIDIA GPUs by cuBLAS, which it opens
-// at run time: what a demonstration of overlap needs to have something to
-// compute. It is no binding of the whole library.
+// Package cublas multiplies matrices on NVIDIA GPUs with cuBLAS, which it opens at run time. It gives demonstrations
+// of overlap something to compute and is no binding of the whole library.
 package cublas
 
 import (
@@ -14,9 +13,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// symbols are the functions of libcublas that this package calls. Several have
-// two signatures in the library, the current one under a name ending in "_v2".
-// https://docs.nvidia.com/cuda/cublas/
+// symbols are the functions of libcublas that this package calls. Several have two signatures in the library; the
+// current one has a name ending in "_v2". https://docs.nvidia.com/cuda/cublas/
 type symbols struct {
 	GetProperty     dl.Func `sym:"cublasGetProperty"`
 	GetStatusString dl.Func `sym:"cublasGetStatusString,optional"` // CUDA 11.4
@@ -31,13 +29,13 @@ type symbols struct {
 // library is the opened cuBLAS.
 type library struct {
 	sym  symbols // bound; optional ones may be missing
-	name string  // under which it was opened
+	name string  // name by which it was opened
 }
 
-// libraryVariable names an environment variable with the library to use.
+// libraryVariable is the environment variable that names the library to use.
 const libraryVariable = "TUTTI_CUBLAS_LIB"
 
-// candidates are the names under which the library is looked for.
+// candidates returns the library's possible names.
 func candidates() []string {
 	if path := os.Getenv(libraryVariable); path != "" {
 		return []string{path}
@@ -48,10 +46,10 @@ func candidates() []string {
 	return []string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11", "libcublas.so"}
 }
 
-// open loads libcublas, once a process.
+// open loads libcublas, once per process.
 var open = sync.OnceValues(func() (*library, error) { return load(candidates()...) })
 
-// load opens the first candidate that it can.
+// load opens the first candidate that exists.
 func load(names ...string) (*library, error) {
 	lib, err := dl.Open(names...)
 	if err != nil {
@@ -70,8 +68,7 @@ func load(names ...string) (*library, error) {
 	return l, nil
 }
 
-// Version returns the version of the cuBLAS that would be used, such as
-// "13.0.2", and the name it was opened under.
+// Version returns the version of cuBLAS that would be used, such as "13.0.2", and the name by which it was opened.
 func Version() (version, library string, err error) {
 	l, err := open()
 	if err != nil {
@@ -88,8 +85,7 @@ func Version() (version, library string, err error) {
 	return fmt.Sprintf("%d.%d.%d", parts[:]...), l.name, nil
 }
 
-// causes are sentinels of package runtime for values of cublasStatus_t, of which 0 is
-// success.
+// causes maps values of cublasStatus_t to sentinels of package runtime. 0 is success.
 // https://docs.nvidia.com/cuda/cublas/#cublasstatus-t
 var causes = map[int32]error{
 	3:  runtime.ErrOutOfMemory, // CUBLAS_STATUS_ALLOC_FAILED
@@ -98,8 +94,7 @@ var causes = map[int32]error{
 	15: runtime.ErrUnsupported, // CUBLAS_STATUS_NOT_SUPPORTED
 }
 
-// newError describes a status that is not success, as in
-// "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
+// newError describes a status other than success, such as "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
 func (l *library) newError(fn dl.Func, situation string, status int32) error {
 	text := "failed"
 	if l.sym.GetStatusString.Found() {

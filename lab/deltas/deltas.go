@@ -1,4 +1,4 @@
-// Package deltas compares the deltas of tutti with those of programs for any files, on checkpoints.
+// Package deltas compares tutti's deltas of checkpoints with those of general-purpose programs.
 package deltas
 
 import (
@@ -13,7 +13,7 @@ import (
 // Tools are the programs, in the order of Result.Bytes.
 var Tools = []string{"tutti", "zstd", "xdelta3", "bsdiff"}
 
-// Result is how long the deltas between two files are.
+// Result holds the sizes of the deltas between two files.
 type Result struct {
 	Old     string `json:"old"`
 	New     string `json:"new"`
@@ -22,8 +22,8 @@ type Result struct {
 	Bytes   []int  `json:"bytes"` // by tool
 }
 
-// Compare compares each of files of safetensors with the one before, and the last one with itself in another order, and
-// with other metadata.
+// Compare compares each safetensors file with the one before, and the last one with copies in another order and with
+// other metadata.
 func Compare(ctx context.Context, tutti string, files []string) (results []Result, err error) {
 	dir, err := os.MkdirTemp("", "tutti-lab-")
 	if err != nil {
@@ -51,7 +51,7 @@ func Compare(ctx context.Context, tutti string, files []string) (results []Resul
 	return results, nil
 }
 
-// variants writes a file in another order, and with other metadata.
+// variants writes a copy of a file in another order, and one with other metadata.
 func variants(dir, path string) (paths []string, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -78,7 +78,7 @@ func variants(dir, path string) (paths []string, err error) {
 	return paths, nil
 }
 
-// compare makes the deltas from a file to another.
+// compare makes the deltas from one file to another.
 func compare(ctx context.Context, tutti, dir, from, to string) (r Result, err error) {
 	r = Result{
 		Old: filepath.Base(from),

@@ -10,25 +10,25 @@ import (
 	"slices"
 )
 
-// metadataName is what a header has that is no tensor.
+// metadataName is the header's entry that is no tensor.
 const metadataName = "__metadata__"
 
-// entry is what a header says of a tensor.
+// entry describes a tensor in the header.
 type entry struct {
 	DType   string `json:"dtype"`
 	Shape   []int  `json:"shape"`
 	Offsets [2]int `json:"data_offsets"`
 }
 
-// checkpoint is a file of safetensors.
+// checkpoint is a safetensors file.
 type checkpoint struct {
 	names    []string          // in the order of data
 	entries  map[string]entry  // by name of the tensor
-	metadata map[string]string // texts of the header, empty for none
-	data     []byte            // of all tensors, behind the header
+	metadata map[string]string // texts in the header; nil for none
+	data     []byte            // data of all tensors, after the header
 }
 
-// parse reads a file.
+// parse parses a file.
 func parse(file []byte) (*checkpoint, error) {
 	if len(file) < 8 || binary.LittleEndian.Uint64(file) > uint64(len(file)-8) {
 		return nil, errors.New("not a safetensors file")
@@ -66,7 +66,7 @@ func parse(file []byte) (*checkpoint, error) {
 	return c, nil
 }
 
-// reversed returns the file with its tensors in the opposite order.
+// reversed returns the file with its tensors in reverse order.
 func (c *checkpoint) reversed() ([]byte, error) {
 	changed := *c
 	changed.names = slices.Clone(c.names)
@@ -74,7 +74,7 @@ func (c *checkpoint) reversed() ([]byte, error) {
 	return changed.file()
 }
 
-// annotated returns the file with a text more in its metadata.
+// annotated returns the file with one more text in its metadata.
 func (c *checkpoint) annotated() ([]byte, error) {
 	changed := *c
 	changed.metadata = map[string]string{"step": "1010"}
@@ -84,7 +84,7 @@ func (c *checkpoint) annotated() ([]byte, error) {
 	return changed.file()
 }
 
-// file returns the bytes of a file, with the tensors in the order of names.
+// file returns the bytes of a file with the tensors in the order of names.
 func (c *checkpoint) file() ([]byte, error) {
 	header := map[string]any{metadataName: c.metadata}
 	var data []byte
@@ -103,7 +103,7 @@ func (c *checkpoint) file() ([]byte, error) {
 	return append(append(file, text...), data...), nil
 }
 
-// count sets how many weights there are, and change.
+// count sets the number of weights, and of changed weights.
 func (r *Result) count(ctx context.Context, tutti, path string) error {
 	text, err := exec.CommandContext(ctx, tutti, "delta", "stat", path, "--json").Output()
 	if err != nil {

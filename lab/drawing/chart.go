@@ -1,5 +1,5 @@
-// Package drawing draws the pictures of the documents from the data in lab/results, in the style of package picture,
-// with what matters written beside the line that shows it.
+// Package drawing draws the pictures of the documents from the data in lab/results, in the style of package picture.
+// Labels stand beside the lines that they explain.
 package drawing
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// Colours of lines, and dark ones for the texts beside teal and rose lines, which are too light for letters.
+// Colors of lines, and darker ones for the labels beside teal and rose lines, which are too light for letters.
 var (
 	black    = picture.Colors[0]
 	indigo   = picture.Colors[1]
@@ -28,12 +28,12 @@ var (
 type note struct {
 	point plotter.XY      // of the data
 	shift vg.Point        // from the point to the text
-	align draw.XAlignment // 0 means that the text starts at the point
+	align draw.XAlignment // 0: the text starts at the point
 	color color.Color     // of the letters
 	text  string          // may have several lines
 }
 
-// addNotes writes them into a picture.
+// addNotes adds notes to a picture.
 func addNotes(p *plot.Plot, notes ...note) error {
 	for _, n := range notes {
 		labels, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{n.point}, Labels: []string{n.text}})
@@ -62,14 +62,14 @@ func addDot(p *plot.Plot, point plotter.XY, fill color.Color) error {
 	return nil
 }
 
-// setRange shows a part of an axis.
+// setRange limits an axis to a range.
 func setRange(axis *plot.Axis, low, high float64, ticks plot.TickerFunc) {
 	axis.Min = low
 	axis.Max = high
 	axis.Tick.Marker = ticks
 }
 
-// lineStyle returns the style of a curve, whose line is whole without dashes.
+// lineStyle returns the style of a curve. Without dashes its line is solid.
 func lineStyle(stroke color.Color, dashes ...vg.Length) draw.LineStyle {
 	style := picture.LineStyle(0)
 	style.Color = stroke

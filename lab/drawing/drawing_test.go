@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 )
 
-// The pictures in docs are drawn from the data in lab/results.
+// The pictures in docs match the data in lab/results.
 func TestPicturesAreOfTheData(t *testing.T) {
 	for _, e := range entries {
 		t.Run(e.file, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestPicturesAreOfTheData(t *testing.T) {
 	}
 }
 
-// Words stay in the picture, and off other words and curves, also in a font that is wider by a sixth.
+// Texts stay inside the picture and clear of other texts and curves, also in a font that is wider by a sixth.
 func TestTextsAreBesideCurves(t *testing.T) {
 	for _, e := range entries {
 		svg, err := e.svg(filepath.Join("..", "results"))
@@ -60,7 +60,7 @@ func TestTextsAreBesideCurves(t *testing.T) {
 	}
 }
 
-// Curves and notes are where the ticks of linear and logarithmic axes say, and steps are upright.
+// Curves and notes match the ticks of linear and logarithmic axes, and steps are vertical.
 func TestPlaces(t *testing.T) {
 	p := picture.NewChart("", "", "", picture.Left)
 	line := plotter.XYs{{X: 1, Y: 80}, {X: 2, Y: 90}, {X: 3, Y: 100}}
@@ -94,7 +94,7 @@ func TestPlaces(t *testing.T) {
 	assert.Equal(t, []int{2, 4}, page.pieces, "a step goes across and then up")
 }
 
-// Data that is missing, cut off or another's is an error, and no picture.
+// Data that is missing, truncated or from another measurement is an error and gives no picture.
 func TestBadData(t *testing.T) {
 	for _, e := range entries {
 		for _, text := range []string{"", "{\"target_s\": 1}\n", "{\"tests\": [", "a,b\n", "bytes,a,b,c,d\n1 mile,1,2,3,4\n"} {
@@ -110,14 +110,14 @@ func TestBadData(t *testing.T) {
 	}
 }
 
-// page is what a picture has, in points from its lower left corner.
+// page holds the contents of a picture, in points from its lower left corner.
 type page struct {
 	texts  []box
-	curves plotter.XYs // close to each other
-	pieces []int       // straight ones of each curve
+	curves plotter.XYs // points close to each other
+	pieces []int       // straight pieces of each curve
 }
 
-// box is where a text is.
+// box is the place of a text.
 type box struct {
 	text                   string
 	left, right, low, high float64
@@ -127,15 +127,15 @@ func (b box) middle() float64 {
 	return b.left + (b.right-b.left)/wide/2
 }
 
-// wide is how much wider than Liberation Sans a reader's font may be.
+// wide is the width of a reader's widest font relative to Liberation Sans.
 const wide = 7.0 / 6
 
-// read finds the upright texts of a picture, and its curves by their width.
+// read finds the horizontal texts of a picture, and its curves by their width.
 func read(t *testing.T, svg string) (out page) {
 	t.Helper()
 	style := picture.NewPlot("").X.Tick.Label
 	decoder := xml.NewDecoder(strings.NewReader(svg))
-	turned := 0 // groups inside a turned one, with it
+	turned := 0 // number of open groups from a rotated one on
 	for {
 		token, err := decoder.Token()
 		if errors.Is(err, io.EOF) {
@@ -178,7 +178,7 @@ func read(t *testing.T, svg string) (out page) {
 	}
 }
 
-// add notes the points along a path.
+// add adds the points along a path.
 func (p *page) add(t *testing.T, path string) {
 	var last plotter.XY
 	pieces := strings.Split(strings.TrimPrefix(path, "M"), "L")

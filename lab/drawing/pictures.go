@@ -31,10 +31,10 @@ type entry struct {
 	draw func(path string) (*drawn, error) // of the data's path
 }
 
-// drawn is a picture, and a summary for those who do not see it.
+// drawn is a picture with a summary for readers who cannot see it.
 type drawn struct {
-	plot    *plot.Plot // without the sizes of texts, which svg sets
-	summary string     // its text in the SVG
+	plot    *plot.Plot // without text sizes, which svg sets
+	summary string     // text in the SVG
 }
 
 var entries = []entry{
@@ -45,7 +45,7 @@ var entries = []entry{
 	{"p2p.svg", "gpu/peer-memory.csv", peerMemory},
 }
 
-// Pictures draws those whose data the tree has, in the folder docs of root.
+// Pictures draws the pictures whose data the tree has, in the folder docs of root.
 func Pictures(root string) error {
 	for _, e := range entries {
 		svg, err := e.svg(filepath.Join(root, "lab", "results"))
@@ -59,7 +59,7 @@ func Pictures(root string) error {
 	return nil
 }
 
-// svg draws the picture of the data in a folder.
+// svg draws the picture from the data in a folder.
 func (e entry) svg(results string) ([]byte, error) {
 	d, err := e.draw(filepath.Join(results, e.data))
 	if err != nil {
@@ -75,7 +75,7 @@ func (e entry) svg(results string) ([]byte, error) {
 	return picture.SVG(d.plot, d.summary)
 }
 
-// training is a line that tutti train --json prints.
+// training is a line of tutti train --json.
 type training struct {
 	TargetSeconds float64 `json:"target_s"`
 	Target        float64 `json:"target"`
@@ -91,7 +91,7 @@ type test struct {
 	Loss      float64 `json:"loss"`
 }
 
-// trainings reads a number of lines.
+// trainings reads count lines.
 func trainings(path string, count int) ([]training, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -156,10 +156,10 @@ func accuracyBySeconds(data string) (*drawn, error) {
 	return &drawn{p, summary}, err
 }
 
-// accuracyFloor is where the axis of accuracies begins.
+// accuracyFloor is the start of the accuracy axis.
 const accuracyFloor = 80
 
-// best returns the highest accuracies up to each test. Lower ones than the floor are drawn there.
+// best returns the highest accuracy up to each test. Values below the floor are drawn at the floor.
 func best(tests []test) (points plotter.XYs) {
 	highest := float64(accuracyFloor)
 	for _, t := range tests {
@@ -185,7 +185,7 @@ func lossByBytes(data string) (*drawn, error) {
 	}
 	notes := []note{
 		{text: "dense", color: black, align: draw.XCenter},
-		{text: "oktopk", color: indigo, align: draw.XRight}, // two ends are close together
+		{text: "oktopk", color: indigo, align: draw.XRight}, // two curves end close together
 		{text: "chunked", color: darkRose, align: draw.XLeft},
 		{text: "outer loop", color: darkTeal, align: draw.XCenter},
 	}
@@ -216,7 +216,7 @@ func lossByBytes(data string) (*drawn, error) {
 // 230,460 bytes in a step, as before the pause, and not 204,852.
 const stepOfReturn = 320
 
-// lossBySeconds draws the loss of machines of which one loses its network: the longest time between two tests is the
+// lossBySeconds draws the loss of machines, one of which loses its network. The longest time between two tests is the
 // pause.
 func lossBySeconds(data string) (*drawn, error) {
 	all, err := trainings(data, 1)
@@ -278,7 +278,7 @@ func megabytes(bytes float64) string {
 	return fmt.Sprintf("%.1f MB", bytes/1e6)
 }
 
-// overlap draws the times of a step as bars: compute, and the part of communication that it does not hide.
+// overlap draws the times of a step as bars: compute, and the part of communication that compute does not hide.
 func overlap(data string) (*drawn, error) {
 	ms, err := column(data)
 	if err != nil {
@@ -292,7 +292,7 @@ func overlap(data string) (*drawn, error) {
 	}
 	p := picture.NewPlot("A training step on four H200s, in ms")
 	p.HideAxes()
-	// Bars are from below.
+	// Bars are ordered from below.
 	first, err := addBars(p, "compute", plotter.Values{compute, compute, compute}, sky)
 	if err != nil {
 		return nil, err
@@ -318,7 +318,7 @@ func overlap(data string) (*drawn, error) {
 	p.Legend.Padding = vg.Points(4)
 	p.X.Min = 0
 	p.X.Max = serial
-	p.Y.Min = -0.9 // room for the legend
+	p.Y.Min = -0.9 // space for the legend
 	p.Y.Max = 2.5
 	return &drawn{p, fmt.Sprintf("A training step takes %.2f ms one after the other and %.2f ms overlapped;"+
 		" compute alone takes %.2f ms", serial, hidden, compute)}, err
@@ -374,7 +374,7 @@ func peerMemory(data string) (*drawn, error) {
 	return &drawn{p, "Time of an allreduce against its size on two H200s: over peer memory and over NCCL"}, nil
 }
 
-// size returns the bytes of a text such as 16 KiB.
+// size returns the number of bytes in a text such as 16 KiB.
 func size(text string) (float64, error) {
 	number, unit, _ := strings.Cut(text, " ")
 	factor, known := map[string]float64{"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
@@ -385,7 +385,7 @@ func size(text string) (float64, error) {
 	return value * factor, err
 }
 
-// table reads a file of comma-separated values, whose rows have as many as its heading.
+// table reads a file of comma-separated values. Each row has as many values as the heading.
 func table(path string) ([][]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -400,7 +400,7 @@ func table(path string) ([][]string, error) {
 	return rows, nil
 }
 
-// column reads a table with one column of numbers, by the names of its rows. Other values are left out.
+// column reads a table with one column of numbers, by the names of its rows. It skips other values.
 func column(path string) (map[string]float64, error) {
 	rows, err := table(path)
 	if err != nil {
@@ -410,7 +410,7 @@ func column(path string) (map[string]float64, error) {
 	for _, row := range rows {
 		value, err := strconv.ParseFloat(row[1], 64)
 		if err != nil {
-			continue // a heading, or a share
+			continue // a heading or a share
 		}
 		values[row[0]] = value
 	}

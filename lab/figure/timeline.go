@@ -1,4 +1,4 @@
-// Package figure draws what the laboratory measured, in the style of package picture.
+// Package figure draws the measurements of the laboratory in the style of package picture.
 package figure
 
 import (
@@ -14,24 +14,22 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/lab/overlap"
 )
 
-// How a lane lies on the vertical axis, on which lanes are 1 apart.
+// Geometry of a lane on the vertical axis. Lanes are 1 apart.
 const (
 	laneHeight = 0.8
-	// laneGap is between the lanes of one timeline and the lanes of the next, beside
-	// the distance of lanes.
+	// laneGap is the additional distance between the lanes of two timelines.
 	laneGap = 0.6
-	// laneEdge is between the lowest lane and the frame.
+	// laneEdge is the distance between the lowest lane and the frame.
 	laneEdge = 0.3
-	// legendShare is how much of the height an entry of the legend takes, above the lanes.
+	// legendShare is the fraction of the height that an entry of the legend takes above the lanes.
 	legendShare = 0.063
 )
 
-// timeMargin of the longest timeline leaves room at the right end.
+// timeMargin leaves space to the right of the longest timeline.
 const timeMargin = 1.03
 
-// Timelines draws timelines one below the other, a lane for each stream, all on
-// one axis of time, and writes the picture to path. The extension (one of
-// [picture.Formats]) says how.
+// Timelines draws timelines one below the other on one time axis, with a lane for each stream. It writes the picture
+// to path, in the format of its extension (one of [picture.Formats]).
 func Timelines(timelines []overlap.Timeline, title, path string) error {
 	longest := 0.0 // microseconds
 	for _, t := range timelines {
@@ -66,15 +64,15 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 			return err
 		}
 		work.Color = kind.Color()
-		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // parts one piece from the next
+		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // separates the pieces
 		p.Add(work)
 		p.Legend.Add(string(kind), work)
 	}
 	return picture.Save(p, path)
 }
 
-// arrange places the lanes that any timeline uses below each other, from 0 down. It returns their labels, and a box for
-// each span.
+// arrange places the lanes that any timeline uses below each other, from 0 down. It returns their labels, and the
+// boxes of all spans.
 func arrange(timelines []overlap.Timeline) (ticks []plot.Tick, boxes map[overlap.Kind][]plotter.XYer) {
 	used := make(map[overlap.Lane]bool)
 	for _, t := range timelines {

@@ -51,7 +51,7 @@ func TestTimelinesWritesBothFormats(t *testing.T) {
 			c := k.Color()
 			return float64(pixels[[3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}])
 		}
-		// Areas are in the proportion of the times; the legend adds a little.
+		// Areas are proportional to times; the legend adds a little.
 		assert.InEpsilon(t, 2, count(overlap.Backward)/count(overlap.Forward), 0.1)
 		assert.InEpsilon(t, 0.8, count(overlap.AllReduce)/count(overlap.Forward), 0.1)
 	}

@@ -16,14 +16,14 @@ import (
 // Curve is a line of [TimesAgainstSizes].
 type Curve struct {
 	Name   string         // in the legend
-	Color  int            // the same for curves that belong together
+	Color  int            // equal for curves that belong together
 	Dashed bool           // false for a solid line
-	Points []bench.Result // those without a size or time are not drawn
+	Points []bench.Result // points without a size or time are not drawn
 }
 
-// TimesAgainstSizes draws curves on logarithmic axes. Curves with fewer than two points are left out.
+// TimesAgainstSizes draws curves on logarithmic axes. It leaves out curves with fewer than two points.
 func TimesAgainstSizes(curves []Curve, title string) (*plot.Plot, error) {
-	// Times rise from the lower left to the upper right: the upper left is free.
+	// Times rise from the lower left to the upper right, so the upper left is free.
 	p := picture.NewChart(title, "size", "time of a call (µs)", picture.Left)
 	p.Legend.Top = true
 	p.Legend.YOffs = -p.Legend.YOffs
@@ -53,7 +53,7 @@ func TimesAgainstSizes(curves []Curve, title string) (*plot.Plot, error) {
 	return p, nil
 }
 
-// curveColors are those of [picture.Colors] that differ most.
+// curveColors are the colors in [picture.Colors] that differ most.
 var curveColors = []color.RGBA{
 	picture.Colors[0],
 	picture.Colors[7],
@@ -62,8 +62,7 @@ var curveColors = []color.RGBA{
 	picture.Colors[5],
 }
 
-// binarySizes puts ticks at the powers of two of an axis of base-2 logarithms, and
-// labels every fifth.
+// binarySizes puts ticks at the powers of two on an axis of base-2 logarithms, and labels every fifth.
 func binarySizes(low, high float64) (ticks []plot.Tick) {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for exponent := int(math.Ceil(low)); float64(exponent) <= high; exponent++ {

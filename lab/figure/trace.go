@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/trace"
 )
 
-// categories of a trace's slices, in the order of the legend.
+// categories are the categories of a trace's slices, in the order of the legend.
 var categories = []struct {
 	name, legend string
 	color        color.RGBA
@@ -28,8 +28,8 @@ var categories = []struct {
 // lane is a track of a rank.
 type lane struct{ rank, track int }
 
-// Trace draws what a trace has between two times in milliseconds, a lane for each track of each rank, and writes the
-// picture to path. The extension (one of [picture.Formats]) says how.
+// Trace draws the part of a trace between two times in milliseconds, with a lane for each track of each rank. It
+// writes the picture to path, in the format of its extension (one of [picture.Formats]).
 func Trace(file *trace.File, from, to float64, title, path string) error {
 	ticks, lanes := traceLanes(file.Events)
 	boxes := map[string][]plotter.XYer{}
@@ -73,15 +73,15 @@ func Trace(file *trace.File, from, to float64, title, path string) error {
 			return err
 		}
 		slices.Color = c.color
-		slices.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.3)} // parts one slice from the next
+		slices.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.3)} // separates the slices
 		p.Add(slices)
 		p.Legend.Add(c.legend, slices)
 	}
 	return picture.SaveSmall(p, path)
 }
 
-// traceLanes places the tracks below each other, from 0 down, with a gap between ranks. It returns their labels, and
-// where they are.
+// traceLanes places the tracks below each other, from 0 down, with a gap between ranks. It returns their labels and
+// positions.
 func traceLanes(events []trace.Event) ([]plot.Tick, map[lane]float64) {
 	var ticks []plot.Tick
 	lanes := map[lane]float64{}

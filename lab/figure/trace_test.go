@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/trace"
 )
 
-// TestTrace draws what is between two times alone, with a lane for each track of each rank.
+// TestTrace draws the part between two times, with a lane for each track of each rank.
 func TestTrace(t *testing.T) {
 	const text = `{"displayTimeUnit": "ms", "otherData": {"clocks": []}, "traceEvents": [
 		{"name": "thread_name", "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": {"name": "step"}},

@@ -7,11 +7,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// GPU is the [Compute] of NVIDIA GPUs: products by cuBLAS, CUDA events as
-// timers.
+// GPU is the [Compute] of NVIDIA GPUs: cuBLAS computes products, and CUDA events are timers.
 type GPU struct {
 	*cublas.Handle
-	rt *cuda.Runtime // of the events; its owner closes it
+	rt *cuda.Runtime // records the events; its owner closes it
 }
 
 var _ Compute = (*GPU)(nil)

@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// onGPUs returns a function that runs a body on all GPUs, a goroutine each, or
-// skips the test where something is missing.
+// onGPUs returns a function that runs a body on all GPUs, one goroutine each. It skips the test if something is
+// missing.
 func onGPUs(t *testing.T) (ranks int, eachRank func(body func(context.Context, Rank) error)) {
 	t.Helper()
 	n, err := cuda.Count()
@@ -71,8 +71,7 @@ func TestGradientsOnGPUs(t *testing.T) {
 	}
 }
 
-// TestRunOnGPUs measures a small model; what it says of times can only be that
-// they fit together.
+// TestRunOnGPUs measures a small model. It can only check that the times are consistent.
 func TestRunOnGPUs(t *testing.T) {
 	_, eachRank := onGPUs(t)
 	cfg := Config{Layers: 4, Width: 512, Batch: 1024, BucketBytes: 128 << 10, Steps: 2, Rounds: 3, Seed: 1}
@@ -90,7 +89,7 @@ func TestRunOnGPUs(t *testing.T) {
 			assert.Len(t, timeline.Spans, 4+3+3+4+result.Buckets)
 			for _, s := range timeline.Spans {
 				assert.LessOrEqual(t, s.Start, s.End, s.Name)
-				assert.LessOrEqual(t, s.End, timeline.Total+1, s.Name) // events tell half microseconds
+				assert.LessOrEqual(t, s.End, timeline.Total+1, s.Name) // events have a resolution of half a microsecond
 			}
 		}
 		return nil

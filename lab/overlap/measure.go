@@ -20,13 +20,13 @@ import (
 type session struct {
 	Rank
 	cfg    Config          // of the measurement
-	model  *model          // what is computed; nil until init
-	alone  *link           // over Comm
-	side   *link           // over Beside, or alone
-	clock  clock           // of a round's steps
-	trace  *Trace          // of a traced step
+	model  *model          // the computation; nil before init
+	alone  *link           // uses Comm
+	side   *link           // uses Beside, or equals alone
+	clock  clock           // times a round's steps
+	trace  *Trace          // records a traced step
 	stream uintptr         // the compute stream
-	line   *runtime.Tensor // what ranks reduce to start together
+	line   *runtime.Tensor // the ranks reduce it to start together
 }
 
 // newSession prepares a measurement. It is collective.
@@ -80,13 +80,13 @@ func (s *session) init(ctx context.Context) error {
 	return a.Err
 }
 
-// settleSteps is after how many steps with a sparse pattern its residuals, which begin as
-// zeros, are taken to be as in training. They grow like random walks, so the threshold of
-// step t is by about 1/2t greater than the one before, until after 1/density steps what was
+// settleSteps is the number of steps with a sparse pattern after which its residuals, which begin as zeros, are as in
+// training. Residuals grow like random walks, so step t's threshold is about 1/2t higher than the one before. After
+// 1/density steps the entries that were sent first come round again, and the threshold stays.
 // sent first comes round again: then it stays where it is.
 const settleSteps = 300
 
-// warmUp makes the residuals what they are after many steps.
+// warmUp makes the residuals as large as after many steps.
 func (s *session) warmUp(ctx context.Context) error {
 	if !s.cfg.sparse() {
 		return nil
@@ -108,7 +108,7 @@ func (s *session) warmUp(ctx context.Context) error {
 	return s.Runtime.Synchronize(ctx)
 }
 
-// drawAll draws all gradients, where products do not.
+// drawAll draws all gradients instead of computing them.
 func (s *session) drawAll(context.Context, *Trace) error {
 	var err error
 	for i := range s.model.gradients {
@@ -118,8 +118,8 @@ func (s *session) drawAll(context.Context, *Trace) error {
 	return err
 }
 
-// close gives everything back, except memory that is the communicator's to free
-// after this rank has failed, or that it may still write.
+// close frees everything except memory that the communicator must free because this rank has failed, or that the
+// communicator may still write.
 func (s *session) close(ctx context.Context, failed bool) error {
 	var errs []error
 	for _, l := range []*link{s.alone, s.side} {
@@ -135,20 +135,20 @@ func (s *session) close(ctx context.Context, failed bool) error {
 	return errors.Join(append(errs, s.clock.close(), s.trace.Close())...)
 }
 
-// link is a communicator and the gradients that it adds up.
+// link is a communicator and the gradients that it sums.
 type link struct {
 	comm.Communicator
 	ops  comm.StreamSyncOps // of the communicator
-	sync *ddp.Gradients     // reduces the gradients, and is closed with the session
-	// gradients are what it adds up.
+	sync *ddp.Gradients     // reduces the gradients; closed with the session
+	// gradients are the gradients to sum.
 	gradients []*runtime.Tensor
-	// closes names the bucket that a gradient completes, if it does: gradients
-	// become ready in the order in which the buckets hold them.
+	// closes names the bucket that a gradient completes, "" if none. Gradients become ready in the order of the
+	// buckets.
 	closes []string
-	sparse bool // the gradients are reduced by a sparse pattern
+	sparse bool // a sparse pattern reduces the gradients
 }
 
-// bucketName is how timelines call a bucket.
+// bucketName is the name of a bucket in timelines.
 func bucketName(b int) string { return fmt.Sprintf("bucket %d", b) }
 
 func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, error) {
@@ -180,7 +180,7 @@ func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, erro
 	return l, nil
 }
 
-// ready hands a gradient over, whose product was submitted.
+// ready hands over a gradient whose product has been submitted.
 func (l *link) ready(ctx context.Context, gradient int, t *Trace) error {
 	bucket := l.closes[gradient]
 	if bucket != "" && l.sparse {
@@ -197,7 +197,7 @@ func (l *link) ready(ctx context.Context, gradient int, t *Trace) error {
 	return nil
 }
 
-// reduceAll hands all gradients over and completes the step.
+// reduceAll hands over all gradients and completes the step.
 func (l *link) reduceAll(ctx context.Context, t *Trace) error {
 	for i := len(l.closes) - 1; i >= 0; i-- {
 		if err := l.ready(ctx, i, t); err != nil {
@@ -207,7 +207,7 @@ func (l *link) reduceAll(ctx context.Context, t *Trace) error {
 	return l.sync.Wait(ctx)
 }
 
-// phaseName is what a phase measures.
+// phaseName names the measurement of a phase.
 type phaseName string
 
 const (
@@ -222,16 +222,16 @@ const (
 // phase is a kind of step.
 type phase struct {
 	name   phaseName // in timelines
-	link   *link     // whose communicator a round waits for
-	traced bool      // a round ends with a step that is recorded
-	// passes is the part until the last product or gradient, tail what comes after it.
+	link   *link     // a round waits for its communicator
+	traced bool      // a round ends with a recorded step
+	// passes is the part up to the last product or gradient, and tail the part after it.
 	passes, tail func(context.Context, *Trace) error
-	// busy is the part until the last product in each round, in seconds.
+	// busy is the time up to the last product in each round, in seconds.
 	busy      []float64
 	timelines []Timeline
 }
 
-// phases are all kinds of steps.
+// phases returns all kinds of steps.
 func (s *session) phases() []phase {
 	compute := func(_ context.Context, t *Trace) error {
 		return s.compute(t, nil)
@@ -252,8 +252,8 @@ func (s *session) phases() []phase {
 	}
 }
 
-// compute submits the products of a step; ready, if set, is called behind each
-// that completes a gradient.
+// compute submits the products of a step. It calls ready, unless it is nil, after each product that completes a
+// gradient.
 func (s *session) compute(t *Trace, ready func(gradient int) error) error {
 	defer func() { s.model.drawn++ }()
 	for i := range s.model.products {
@@ -278,8 +278,8 @@ func (s *session) compute(t *Trace, ready func(gradient int) error) error {
 	return nil
 }
 
-// overlap submits the products and each gradient's reduction behind its own.
-// From the first on, products leave room for the reductions.
+// overlap submits the products, and each gradient's reduction after its product. From the first reduction on,
+// products leave multiprocessors to reductions.
 func (s *session) overlap(ctx context.Context, t *Trace) error {
 	room := false
 	err := s.compute(t, func(gradient int) error {
@@ -292,16 +292,15 @@ func (s *session) overlap(ctx context.Context, t *Trace) error {
 	return errors.Join(err, s.Compute.SetMultiprocessors(0))
 }
 
-// timing is a round of one phase: a step's mean time, and the time of the part until
-// the last product or gradient.
+// timing is a round of one phase: a step's mean time, and the time up to the last product or gradient.
 type timing struct {
 	total    time.Duration // of a step
-	busy     time.Duration // of its part until the last product or gradient
+	busy     time.Duration // of the part up to the last product or gradient
 	timeline Timeline      // of a traced phase, otherwise zero
 }
 
-// round runs the steps of a round, and behind them, if the phase is traced, one
-// more with an event at every product and bucket.
+// round runs the steps of a round. If the phase is traced, it runs one more step with an event at every product and
+// bucket.
 func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 	var a attempt.Calls
 	s.clock.reset()
@@ -318,8 +317,8 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 	if p.traced {
 		a.Do(func() error { return s.tracedStep(ctx, p) })
 	}
-	// The communicator watches its peers while it waits; all its work is behind
-	// the work of the compute stream, or the other way round.
+	// The communicator watches its peers while it waits. All its work is ordered after the compute stream's work or
+	// before it.
 	a.Do(func() error {
 		return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx))
 	})
@@ -348,7 +347,7 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 	if err := s.trace.Begin(p.link.ops, s.stream); err != nil {
 		return err
 	}
-	var failed error // of stages, which are over when the step is
+	var failed error // of stages, which end with the step
 	observed := stages.Observe(ctx, func(bucket int, stage stages.Stage, stream uintptr) {
 		failed = errors.Join(failed, s.trace.Passed(bucket, stage, stream))
 	})
@@ -358,7 +357,7 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 	return errors.Join(failed, s.trace.End())
 }
 
-// step runs one step and returns the events behind its passes and its end.
+// step runs one step and returns the events after its passes and at its end.
 func (s *session) step(ctx context.Context, p phase, t *Trace) (passed, ended uintptr, err error) {
 	var a attempt.Calls
 	mark := func() (uintptr, error) { return s.mark(p) }
@@ -376,9 +375,8 @@ func (s *session) mark(p phase) (uintptr, error) {
 	})
 }
 
-// startTogether lets the compute streams of all ranks begin at the same time. A
-// barrier gathers the hosts, which learn of its end at different times; what
-// the devices then reduce ends on all of them at once.
+// startTogether makes the compute streams of all ranks begin at the same time. A barrier gathers the hosts, which
+// learn of its end at different times. A reduction on the devices then ends on all of them at once.
 func (s *session) startTogether(ctx context.Context) error {
 	if err := errors.Join(s.Comm.Barrier(ctx), s.Runtime.Synchronize(ctx)); err != nil {
 		return err
@@ -386,8 +384,7 @@ func (s *session) startTogether(ctx context.Context) error {
 	return distributed.AllReduce(ctx, s.Comm, s.line, comm.Sum)
 }
 
-// slowest returns the largest of the ranks' values, element by element. It is
-// collective.
+// slowest returns the largest of the ranks' values, element by element. It is collective.
 func (s *session) slowest(ctx context.Context, values []float64) ([]float64, error) {
 	return backend.Reduce(ctx, backend.Rank{Comm: s.Comm, Runtime: s.Runtime}, values, comm.Max)
 }

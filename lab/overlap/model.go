@@ -21,40 +21,37 @@ type product struct {
 	b        cublas.Matrix // the second factor
 	kind     Kind          // Forward or Backward
 	name     string        // in timelines
-	gradient int           // the gradient that it completes, none if negative
+	gradient int           // the gradient that it completes; negative for none
 }
 
 // none marks a product that completes no gradient.
 const none = -1
 
-// model is the memory of a chain of linear layers y = x·wᵀ and what is computed
-// on it in a step. The loss is the sum of the last layer's output over the world
-// size, so the gradient of that output is the same everywhere, and the sum of
+// model is the memory of a chain of linear layers y = x·wᵀ, and a step's products. The loss is the sum of the last
+// layer's output divided by the world size. So the gradient of that output is the same on all ranks, and the sum of
 // the ranks' gradients is their average.
 type model struct {
 	cfg      Config    // layers, sizes, pattern and seed
-	products []product // of the forward, then of the backward pass
+	products []product // of the forward pass, then of the backward pass
 	flops    float64   // of all products
 
-	// flat, in memory, holds the gradients of the weights, layer by layer. gradients
-	// are its parts as they are registered: those of the first layer, then a part for
+	// flat, in memory, holds the gradients of the weights, layer by layer. gradients are its registered parts: those
+	// of the first layer, then one part for each other layer.
 	// each other.
 	memory *comm.Buffer
-	// collective: all ranks free the memory together. A rank that fails alone leaves
-	// it to the communicator's Close, because the others may be in the middle of
-	// something else.
+	// collective: all ranks free the memory together. A rank that fails alone leaves it to the communicator's Close,
+	// because the others may be making another call.
 	collective bool
 	flat       *runtime.Tensor
 	gradients  []*runtime.Tensor
 	owned      []*runtime.Tensor
-	// noise, of sparse patterns, are random numbers from which draw takes gradients.
+	// noise, for sparse patterns, are random numbers from which draw cuts gradients.
 	noise uintptr
-	drawn int // steps for which it did
+	drawn int // number of steps drawn
 }
 
-// newModel allocates a model and fills it: random weights, the same on all
-// ranks and in all layers, and random inputs of the rank's own. The gradients are
-// in memory for c.
+// newModel allocates a model and fills it. Random weights are the same on all ranks and in all layers; random inputs
+// differ between ranks. The gradients are in memory for c.
 func newModel(
 	ctx context.Context,
 	rt runtime.Runtime,
@@ -74,7 +71,7 @@ func newModel(
 	return m, nil
 }
 
-// allocate takes memory for the gradients.
+// allocate allocates memory for the gradients.
 func (m *model) allocate(ctx context.Context, rt runtime.Runtime, c comm.Communicator) (err error) {
 	elements := m.cfg.Layers * m.cfg.Width * m.cfg.Width
 	if m.memory, err = comm.Allocate(ctx, c, rt, elements*Element.Size()); err != nil {
@@ -95,7 +92,7 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	d := m.cfg.Width
 	weights := matrices(m.cfg.Layers, d, d)
 	outputs := matrices(m.cfg.Layers+1, n, d) // output 0 is the input
-	// The gradients of the outputs: of the last, then of the others in turns.
+	// The gradients of the outputs: the last one, then the others alternately.
 	deltas := matrices(3, n, d)
 	a.Do(func() error {
 		return m.fill(rt, rank, weights, outputs[0])
@@ -134,8 +131,8 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 		)
 		m.add(Backward, i, delta(i-1), delta(i), weights[i], none)
 	}
-	// Nobody needs the gradient of the input. The parts are computed from the
-	// last to the first, against their order of registration as all gradients.
+	// The gradient of the input is not needed. The parts are computed from last to first, in reverse order of
+	// registration like all gradients.
 	for p := parts - 1; p >= 0; p-- {
 		from := p * d / parts
 		to := (p + 1) * d / parts
@@ -148,14 +145,14 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	return m.register(parts)
 }
 
-// A step's gradients are cut out of the noise after a number of elements for each step before it, in turns.
+// A step's gradients are cut from the noise. Each step shifts the start by a number of elements, in a cycle.
 const (
-	noiseShift  = 8 // as copies of 16 bytes are the fastest
+	noiseShift  = 8 // copies aligned to 16 bytes are the fastest
 	noiseShifts = 4096
 )
 
-// draw replaces a gradient, with a sparse pattern, by random numbers, other ones in every step. Results of products are
-// the same in all steps, so selected entries and thresholds would never be as in training.
+// draw replaces a gradient with random numbers if the pattern is sparse, new ones in every step. Products have the
+// same results in all steps, so selected entries and thresholds would never be as in training.
 func (m *model) draw(rt runtime.Runtime, gradient int) error {
 	if m.noise == 0 {
 		return nil
@@ -175,7 +172,7 @@ func (m *model) parts() int {
 	return min((bytes+m.cfg.BucketBytes-1)/m.cfg.BucketBytes, m.cfg.Width)
 }
 
-// register cuts flat into the gradients.
+// register divides flat into the gradients.
 func (m *model) register(parts int) error {
 	d := m.cfg.Width
 	var errs []error
@@ -251,8 +248,8 @@ func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cub
 	return all, nil
 }
 
-// fill gives weights and input their values. The weights' distribution is as in PyTorch's linear layers: how much
-// power a GPU takes, and so how fast it is, depends on the values.
+// fill sets weights and input. The weights have the distribution of PyTorch's linear layers, because a GPU's power
+// and thus its speed depend on the values.
 func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, input cublas.Matrix) error {
 	bound := 1 / math.Sqrt(float64(m.cfg.Width))
 	shared := rand.New(rand.NewPCG(m.cfg.Seed, 0))
@@ -270,10 +267,10 @@ func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, inpu
 	return fillRandom(rt, input, random.NormFloat64)
 }
 
-// fillChunk bounds the elements that are on the host at a time.
+// fillChunk bounds the number of elements on the host at a time.
 const fillChunk = 1 << 20
 
-// fillRandom stores numbers that next makes in all elements of a matrix.
+// fillRandom stores numbers from next in all elements of a matrix.
 func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error {
 	numbers := make([]float32, min(fillChunk, x.Rows*x.Columns))
 	raw := make([]byte, len(numbers)*Element.Size())
@@ -293,7 +290,7 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 	return nil
 }
 
-// free gives the memory back, but keeps the gradients if asked to.
+// free frees the memory, except the gradients if keepGradients is set.
 func (m *model) free(ctx context.Context, keepGradients bool) error {
 	var errs []error
 	for _, t := range m.owned {

@@ -1,18 +1,15 @@
-// Package overlap measures how much of the gradients' communication a data
-// parallel training step can hide behind its backward pass.
+// Package overlap measures how much of the gradients' communication a data-parallel training step can hide behind its
+// backward pass.
 //
-// The model is a chain of linear layers in bfloat16. Each rank computes a step
-// on its own batch, of a loss divided by the world size; the gradients are
-// added up by [ddp.Gradients], either after the backward pass or while
-// it goes on, ordered by events. They lie in symmetric memory where the
-// communicator has that. All times are those of the devices' clocks.
+// The model is a chain of linear layers in bfloat16. Each rank computes a step on its own batch, with a loss divided
+// by the world size. [ddp.Gradients] sums the gradients after the backward pass, or during it, ordered by events. The
+// gradients are in symmetric memory if the communicator has that. All times are from the devices' clocks.
 //
-// With a sparse pattern what is sent depends on the numbers, so there gradients are
-// random numbers, new ones in every step, which are copied to where products have left
-// theirs (part of the passes), and residuals begin as they are after many steps.
+// With a sparse pattern the data that is sent depends on the numbers. Gradients are then random numbers, new ones in
+// every step, copied over the products' results as part of the passes. Residuals start as they are after many steps.
 //
-// It needs streams and timing events, which [Compute] and [comm.StreamSyncOps]
-// stand for: [GPU] has them on NVIDIA GPUs.
+// The measurement needs streams and timing events, represented by [Compute] and [comm.StreamSyncOps]. [GPU] provides
+// them on NVIDIA GPUs.
 package overlap
 
 import (
@@ -30,55 +27,51 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Compute is what the measurement needs of a device beyond its runtime.
+// Compute has the operations of a device that its runtime lacks.
 type Compute interface {
-	// Multiply submits c = a·b, matrices of [Element], to the runtime's compute
-	// stream.
+	// Multiply submits c = a·b, matrices of [Element], to the runtime's compute stream.
 	Multiply(c, a, b cublas.Matrix) error
-	// SetMultiprocessors makes later products leave the device's other
-	// multiprocessors to communication; 0 uses all.
+	// SetMultiprocessors limits later products to n multiprocessors, which leaves the others to communication; 0 uses
+	// all.
 	SetMultiprocessors(n int) error
 
-	// CreateTimer makes an event with a time, which [comm.StreamSyncOps] can
-	// record.
+	// CreateTimer makes an event with a time, for [comm.StreamSyncOps] to record.
 	CreateTimer() (event uintptr, err error)
 	// DestroyTimer frees it.
 	DestroyTimer(event uintptr) error
-	// Elapsed is the device's time between two such events that have passed.
+	// Elapsed is the device's time between two completed events.
 	Elapsed(from, to uintptr) (time.Duration, error)
 }
 
 // Element is the type of all matrices.
 const Element = dtype.BF16
 
-// Config is what to measure. All ranks pass the same.
+// Config describes the measurement. All ranks pass the same.
 type Config struct {
-	// Layers is the number of linear layers, Width the size of a layer's input
-	// and output, Batch the rows of a rank's input.
+	// Layers is the number of linear layers, Width the size of a layer's input and output, and Batch the number of
+	// rows in a rank's input.
 	Layers, Width, Batch int
-	// BucketBytes is how many bytes of gradients are reduced together, as in
-	// [ddp.Config]. A layer with more is reduced on its own. The
-	// first layer's gradient, the last to be ready, is then computed and reduced
-	// in parts of at most this size, since all that is reduced after the last
-	// product is not hidden.
+	// BucketBytes is the number of bytes of gradients that are reduced together, as in [ddp.Config]. A larger layer
+	// is reduced alone. If the first layer's gradient, the last to be ready, is larger, it is computed and reduced in
+	// parts of at most this size, because reductions after the last product are not hidden.
 	BucketBytes int
-	// Pattern is how gradients are averaged, [sparse.Dense] for their plain sum;
-	// of another one Density is the part of the entries that a rank selects.
+	// Pattern is the pattern that averages gradients; [sparse.Dense] is their plain sum. For other patterns, Density
+	// is the fraction of the entries that a rank selects.
 	Pattern string
 	Density float64
-	// Multiprocessors is how many of them products use while gradients are being
-	// reduced, 0 for all.
+	// Multiprocessors is the number of multiprocessors that products use while gradients are being reduced, 0 for
+	// all.
 	Multiprocessors int
-	// Steps are run one after the other in each of Rounds, of which the median
-	// counts; a round more warms up.
+	// Steps is the number of consecutive steps in each of Rounds. The median of the rounds counts. One additional
+	// round warms up.
 	Steps, Rounds int
 	// Seed draws weights and inputs.
 	Seed uint64
-	// Progress, if set, is told on rank 0 how many rounds are done.
+	// Progress, if set, is called on rank 0 with the number of finished rounds.
 	Progress func(done, total int)
 }
 
-// Default is the shape on which PyTorch's DistributedDataParallel was measured.
+// Default is the shape for which PyTorch's DistributedDataParallel was measured.
 func Default() Config {
 	return Config{
 		Layers:      32,
@@ -93,10 +86,10 @@ func Default() Config {
 	}
 }
 
-// sparse reports whether not all of the gradients is sent.
+// sparse reports whether only a part of the gradients is sent.
 func (c Config) sparse() bool { return c.Pattern != "" && c.Pattern != sparse.Dense }
 
-// Validate names the first setting that cannot be used.
+// Validate returns an error that names the first invalid setting.
 func (c Config) Validate() error {
 	for _, n := range []struct {
 		name   string
@@ -106,7 +99,7 @@ func (c Config) Validate() error {
 		{"layers", c.Layers, 1}, {"width", c.Width, 1}, {"batch", c.Batch, 1}, {"bucket", c.BucketBytes, 1},
 		{"sms", c.Multiprocessors, 0}, {"steps", c.Steps, 1}, {"rounds", c.Rounds, 1},
 	} {
-		highest := 1 << 20 // so that no product of three overflows
+		highest := 1 << 20 // no product of three of them overflows
 		if n.name == "bucket" {
 			highest = math.MaxInt
 		}
@@ -120,20 +113,17 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Rank is what one rank works with.
+// Rank is the environment of one rank.
 type Rank struct {
 	Runtime runtime.Runtime // of a device with streams
 	Compute Compute         // on Runtime's device
-	// Comm communicates where nothing runs beside, with the library's own
-	// settings.
+	// Comm communicates while nothing else runs, with the library's default settings.
 	Comm comm.Communicator
-	// Beside has the same ranks and communicates beside products, perhaps with
-	// fewer thread blocks; nil means Comm.
+	// Beside has the same ranks and communicates beside products, possibly with fewer thread blocks; nil means Comm.
 	Beside comm.Communicator
 }
 
-// Result is what was measured: milliseconds of a step on the slowest rank,
-// medians over the rounds.
+// Result holds milliseconds of a step on the slowest rank, as medians over the rounds.
 type Result struct {
 	Device          string `json:"device"`
 	Ranks           int    `json:"ranks"`
@@ -144,45 +134,42 @@ type Result struct {
 	Buckets         int    `json:"buckets"`
 	GradientBytes   int    `json:"gradient_bytes"`
 	Multiprocessors int    `json:"sms"` // 0: all
-	// Pattern is how buckets are reduced, Density how much of a sparse one is sent.
+	// Pattern is the pattern that reduces buckets, and Density the fraction that a sparse one sends.
 	Pattern string  `json:"pattern"`
 	Density float64 `json:"density"`
 
-	// ComputeMS is the forward and backward pass alone.
+	// ComputeMS is the time of the forward and backward pass alone.
 	ComputeMS float64 `json:"compute_ms"`
-	// CommMS is the reduction of all buckets, one after the other, alone.
+	// CommMS is the time of the reduction of all buckets alone, one after the other.
 	CommMS float64 `json:"comm_ms"`
-	// CommFlatMS is one reduction of all gradients as a single buffer, alone.
+	// CommFlatMS is the time of one reduction of all gradients as a single buffer, alone.
 	CommFlatMS float64 `json:"comm_flat_ms"`
 	// CommBesideMS is CommMS with the communicator that works beside products.
 	CommBesideMS float64 `json:"comm_beside_ms"`
-	// SequentialMS is the passes and then the buckets.
+	// SequentialMS is the time of the passes followed by the buckets.
 	SequentialMS float64 `json:"sequential_ms"`
-	// OverlappedMS is the passes with each bucket reduced as soon as it is ready.
+	// OverlappedMS is the time of the passes with each bucket reduced as soon as it is ready.
 	OverlappedMS float64 `json:"overlapped_ms"`
 
-	// Hidden is (ComputeMS + CommFlatMS - OverlappedMS) / CommFlatMS: the share of
-	// the communication that takes no extra time, against the fastest way to
-	// communicate the same bytes. 0 if there is nothing to communicate. With a sparse
-	// pattern it is of CommMS, what selects, exchanges and merges all buckets alone;
-	// CommFlatMS is the time of a dense step all the same.
+	// Hidden is (ComputeMS + CommFlatMS - OverlappedMS) / CommFlatMS: the fraction of the communication that takes no
+	// extra time, relative to the fastest way to communicate the same bytes. It is 0 without communication. With a
+	// sparse pattern it is relative to CommMS, the time to select, exchange and merge all buckets alone; CommFlatMS
+	// is then still the time of a dense step.
 	Hidden float64 `json:"hidden"`
-	// OverlappedMS - ComputeMS is the sum of these two: the passes take longer
-	// beside communication, and what is reduced after the last product.
+	// OverlappedMS - ComputeMS is the sum of these two: the slowdown of the passes by communication, and the
+	// reductions after the last product.
 	SlowdownMS float64 `json:"slowdown_ms"`
 	TailMS     float64 `json:"tail_ms"`
-	// TFLOPS is 10^12 floating point operations per second of the passes alone.
+	// TFLOPS is the speed of the passes alone in 10^12 floating-point operations per second.
 	TFLOPS float64 `json:"tflops"`
 
-	// Timelines are a step one after the other and an overlapped one on rank 0,
-	// each the median of those that were recorded.
+	// Timelines are a sequential and an overlapped step on rank 0, each the median of the recorded ones.
 	Timelines []Timeline `json:"timelines"`
 }
 
-// Run measures by a valid configuration. It is collective; every rank gets the result, with rank 0's
-// timelines on rank 0 only. A communicator or runtime without streams is
-// [comm.ErrUnsupported]. After an error close the communicators: the others wait
-// for this rank until then, and symmetric memory is freed by that.
+// Run measures with a valid configuration. It is collective, and every rank gets the result, with rank 0's timelines
+// on rank 0 only. A communicator or runtime without streams is [comm.ErrUnsupported]. After an error, close the
+// communicators: until then the other ranks wait for this one, and Close frees symmetric memory.
 func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 	s, err := newSession(ctx, r, cfg)
 	if err != nil {
@@ -220,7 +207,7 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 	return s.result(ctx, phases, total)
 }
 
-// result puts the figures together.
+// result computes the figures.
 func (s *session) result(ctx context.Context, phases []phase, seconds [][]float64) (Result, error) {
 	cfg := s.cfg
 	out := Result{

@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// The tests' model: every layer's gradient has 128 bytes.
+// The tests' model has gradients of 128 bytes per layer.
 const (
 	testRanks = 3
 	layers    = 3
@@ -27,8 +27,8 @@ const (
 	layerSize = width * width * 2
 )
 
-// A product of a layer takes 10 ms, or 12 with fewer multiprocessors; the
-// reduction of a layer takes 6 ms, or 9 beside products.
+// A product of a layer takes 10 ms, or 12 with fewer multiprocessors. The reduction of a layer takes 6 ms, or 9
+// beside products.
 const (
 	ms          = float64(time.Millisecond)
 	productTime = 10 * ms
@@ -56,7 +56,7 @@ func eachRank(t *testing.T, body func(ctx context.Context, r Rank) error) {
 		if len(d.events) > 0 {
 			err = errors.Join(err, errors.New("events are left over"))
 		}
-		return errors.Join(err, d.Close()) // reports memory that is left over
+		return errors.Join(err, d.Close()) // reports unfreed memory
 	}))
 }
 
@@ -74,12 +74,12 @@ func run(t *testing.T, cfg Config, change func(*Rank)) (result Result, device *s
 	return result, device
 }
 
-// exact is how far simulated milliseconds may be off by rounding.
+// exact is the largest rounding error of simulated milliseconds.
 const exact = 1e-5
 
 func TestTimesAndHiddenShare(t *testing.T) {
-	// Three products forward and five backward, without the gradient of the
-	// input; the gradients are ready after 40, 60 and 80 ms.
+	// Three products forward and five backward, without the gradient of the input. The gradients are ready after 40,
+	// 60 and 80 ms.
 	result, device := run(t, testConfig(), func(r *Rank) { r.Beside = nil })
 	assert.InDelta(t, 80, result.ComputeMS, exact)
 	assert.InDelta(t, 18, result.CommMS, exact)
@@ -104,8 +104,7 @@ func TestCommunicationBesideProducts(t *testing.T) {
 	cfg := testConfig()
 	cfg.Multiprocessors = 5
 	result, device := run(t, cfg, func(*Rank) {})
-	// Four products at full speed, four with fewer multiprocessors; then the
-	// last bucket.
+	// Four products at full speed, four with fewer multiprocessors, and then the last bucket.
 	assert.InDelta(t, 4*10+4*12+9, result.OverlappedMS, exact)
 	assert.InDelta(t, 9, result.TailMS, exact)
 	assert.InDelta(t, 8, result.SlowdownMS, exact)
@@ -113,15 +112,15 @@ func TestCommunicationBesideProducts(t *testing.T) {
 	assert.InDelta(t, 18, result.CommFlatMS, exact, "the share is that of the faster communication")
 	assert.InDelta(t, (80.0+18-97)/18, result.Hidden, exact)
 	assert.InDelta(t, 98, result.SequentialMS, exact)
-	steps := (cfg.Steps + 1) * (cfg.Rounds + 1) // one of a round is traced
+	steps := (cfg.Steps + 1) * (cfg.Rounds + 1) // one step of a round is traced
 	require.Len(t, device.limits, 2*steps)
 	for i, n := range device.limits {
 		assert.Equal(t, []int{5, 0}[i%2], n)
 	}
 }
 
-// TestTheFirstLayerIsCut halves the buckets: the first layer's gradient is
-// computed and reduced in two parts, of which only the last is not hidden.
+// TestTheFirstLayerIsCut halves the buckets. The first layer's gradient is computed and reduced in two parts, of
+// which only the last is not hidden.
 func TestTheFirstLayerIsCut(t *testing.T) {
 	cfg := testConfig()
 	cfg.BucketBytes = layerSize / 2
@@ -186,8 +185,8 @@ func TestTimelines(t *testing.T) {
 	}
 }
 
-// TestBucketsWaitForEachOther: where reductions are slower than products, a
-// bucket begins when the one before it is done.
+// TestBucketsWaitForEachOther checks reductions that are slower than products: a bucket begins when the one before is
+// done.
 func TestBucketsWaitForEachOther(t *testing.T) {
 	result, _ := run(t, testConfig(), func(r *Rank) {
 		r.Comm.(*simComm).perByte = 50 * ms / layerSize
@@ -203,8 +202,8 @@ func TestBucketsWaitForEachOther(t *testing.T) {
 	assert.InDelta(t, 110, result.TailMS, exact)
 }
 
-// TestGradientsAreTheAverages is for buckets that cut the first layer, hold one
-// layer each, and hold several.
+// TestGradientsAreTheAverages has buckets that divide the first layer, that hold one layer each, and that hold
+// several layers.
 func TestGradientsAreTheAverages(t *testing.T) {
 	for name, bucket := range bucketSizes {
 		t.Run(name, func(t *testing.T) {
@@ -232,8 +231,8 @@ func TestGradientsAreTheAverages(t *testing.T) {
 
 var bucketSizes = map[string]int{"parts": layerSize / 4, "layers": layerSize, "pairs": 2 * layerSize, "all": 1 << 20}
 
-// checkGradients compares the gradients of an overlapped step on all ranks with
-// those of a float64 computation of the same model.
+// checkGradients compares the gradients of an overlapped step on all ranks with a float64 computation of the same
+// model.
 func checkGradients(t *testing.T, cfg Config, ranks int, eachRank func(body func(context.Context, Rank) error)) {
 	t.Helper()
 	gradients, inputs := make([][]float64, ranks), make([][]float64, ranks)
@@ -296,8 +295,8 @@ func load(rt runtime.Runtime, addr uintptr, n int) []float64 {
 	return out
 }
 
-// reference returns the gradients of the sum of the last layer's output, layer
-// by layer, by the chain rule written out for a single input row at a time.
+// reference returns the gradients of the sum of the last layer's output, layer by layer, by the chain rule for a
+// single input row at a time.
 func reference(inputs, w []float64) []float64 {
 	gradients := make([]float64, layers*width*width)
 	for row := range batch {
@@ -329,9 +328,8 @@ func reference(inputs, w []float64) []float64 {
 	return gradients
 }
 
-// TestSymmetricMemoryIsFreedTogether: all ranks free it when all of them are done.
-// A rank that fails alone leaves it to its communicator's Close, since its peers
-// are calling something else.
+// TestSymmetricMemoryIsFreedTogether checks that all ranks free the memory when all are done. A rank that fails alone
+// leaves it to its communicator's Close, because its peers are making another call.
 func TestSymmetricMemoryIsFreedTogether(t *testing.T) {
 	failure := errors.New("device failed")
 	for name, k := range map[string]struct {
@@ -397,9 +395,8 @@ func TestMedianTimeline(t *testing.T) {
 	assert.Equal(t, "b", middle.Name)
 }
 
-// TestGradientsOfSparsePatternsAreNew: a pattern that sends what is largest gets other
-// numbers on each rank and in each step, cut out of those that the model keeps, whatever
-// products or reductions left.
+// TestGradientsOfSparsePatternsAreNew checks that a pattern that sends the largest entries gets different numbers on
+// each rank and in each step, cut from the model's noise, whatever products or reductions have left there.
 func TestGradientsOfSparsePatternsAreNew(t *testing.T) {
 	seen := make([][][]float64, testRanks)
 	eachRank(t, func(ctx context.Context, r Rank) (err error) {

@@ -15,19 +15,18 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// simDevice is a device with streams whose clocks are simulated. Work is done by
-// the host when it is submitted, so values are real; how long it takes is what
-// the test says, so times are exact.
+// simDevice is a device with streams whose clocks are simulated. The host does the work when it is submitted, so
+// values are real. The test sets the durations, so times are exact.
 type simDevice struct {
 	runtime.Runtime
 	now    time.Duration // of the compute stream
 	events map[uintptr]time.Duration
 	next   uintptr
 
-	perMAC  float64 // nanoseconds of a product, per multiplication and addition
-	limited float64 // the same while multiprocessors are limited
+	perMAC  float64 // nanoseconds of a product per multiplication and addition
+	limited float64 // perMAC while multiprocessors are limited
 	limit   int
-	limits  []int // what SetMultiprocessors was told
+	limits  []int // arguments of SetMultiprocessors
 }
 
 func newSimDevice() *simDevice {
@@ -220,7 +219,7 @@ func (c *symmetricComm) Close() error {
 	return errors.Join(errs...)
 }
 
-// brokenDevice fails in all that its errors are set for.
+// brokenDevice fails in the operations whose errors are set.
 type brokenDevice struct {
 	*simDevice
 	multiply, allocate error

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Kind says what a span of a timeline is.
+// Kind is the kind of a span in a timeline.
 type Kind string
 
 // The kinds of spans.
@@ -14,7 +14,7 @@ const (
 	Forward   Kind = "forward"
 	Backward  Kind = "backward"
 	AllReduce Kind = "allreduce"
-	Select    Kind = "select" // of a sparse bucket, and the next two
+	Select    Kind = "select" // of a sparse bucket, like the next two
 	Exchange  Kind = "exchange"
 	Merge     Kind = "merge"
 )
@@ -24,9 +24,8 @@ func Kinds() []Kind {
 	return []Kind{Forward, Backward, AllReduce, Select, Exchange, Merge}
 }
 
-// shown is how timelines show a kind of work: the stream that it runs on, and a colour of Paul
-// Tol's "muted" scheme, which readers with any form of colour vision can tell apart
-// (https://sronpersonalpages.nl/~pault/).
+// shown says how timelines show a kind of work: its stream, and a color of Paul Tol's "muted" scheme, which readers
+// with any form of color vision can tell apart (https://sronpersonalpages.nl/~pault/).
 var shown = map[Kind]struct {
 	lane  Lane
 	color color.RGBA
@@ -69,10 +68,10 @@ var shown = map[Kind]struct {
 	}},
 }
 
-// Lane is the stream that a kind of work runs on, the compute stream for none.
+// Lane is the stream that runs a kind of work. The default is the compute stream.
 func (k Kind) Lane() Lane { return cmp.Or(shown[k].lane, ComputeLane) }
 
-// Color is how pictures show it.
+// Color is the color in pictures.
 func (k Kind) Color() color.RGBA { return shown[k].color }
 
 // Lane is one of the streams of a rank.
@@ -85,10 +84,10 @@ const (
 	CommunicationLane Lane = "communication"
 )
 
-// Lanes returns all, in the order in which pictures show them.
+// Lanes returns all lanes in the order in which pictures show them.
 func Lanes() []Lane { return []Lane{ComputeLane, SparseLane, CommunicationLane} }
 
-// Span is a piece of work on a stream.
+// Span is one piece of work on a stream.
 type Span struct {
 	Kind  Kind    `json:"kind"`
 	Name  string  `json:"name"`     // such as "forward 3" or "bucket 0"
@@ -96,10 +95,10 @@ type Span struct {
 	End   float64 `json:"end_us"`
 }
 
-// Timeline is what happened on one rank's streams in a step.
+// Timeline is the work on one rank's streams in a step.
 type Timeline struct {
 	Name  string  `json:"name"`
-	Total float64 `json:"total_us"` // the length of the step
+	Total float64 `json:"total_us"` // duration of the step
 	Spans []Span  `json:"spans"`
 }
 

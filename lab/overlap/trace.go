@@ -9,14 +9,14 @@ import (
 	"github.com/tutti-go/tutti/internal/stages"
 )
 
-// clock hands out timers and takes all of them back at once.
+// clock lends timers and takes all of them back at once.
 type clock struct {
-	device Compute   // that makes the timers
-	timers []uintptr // all that were made
-	used   int       // how many of them, from the first on, are recorded
+	device Compute   // makes the timers
+	timers []uintptr // all timers
+	used   int       // number of recorded timers, from the first on
 }
 
-// record records a timer, in the way that its argument does, and returns it.
+// record records a timer with on and returns it.
 func (c *clock) record(on func(timer uintptr) error) (uintptr, error) {
 	if c.used == len(c.timers) {
 		timer, err := c.device.CreateTimer()
@@ -30,7 +30,7 @@ func (c *clock) record(on func(timer uintptr) error) (uintptr, error) {
 	return timer, on(timer)
 }
 
-// reset makes all timers free for use.
+// reset makes all timers available.
 func (c *clock) reset() { c.used = 0 }
 
 func (c *clock) close() error {
@@ -43,31 +43,31 @@ func (c *clock) close() error {
 	return errors.Join(errs...)
 }
 
-// Trace records when the work of a step runs, by timers between the pieces on
-// all streams, one step after the other. A nil Trace records nothing.
+// Trace records when the work of a step runs, by timers between the pieces on all streams. It records one step at a
+// time. A nil Trace records nothing.
 type Trace struct {
 	mu     sync.Mutex         // stages come from another goroutine
 	clock  clock              // of the step; guarded by mu between Begin and End
 	ops    comm.StreamSyncOps // of the communicator; nil before Begin
 	stream uintptr            // the compute stream
 	begin  uintptr            // the timer before the step; 0 before the first Begin
-	end    uintptr            // the timer behind it; 0 before the first End
+	end    uintptr            // the timer after the step; 0 before the first End
 	marks  []mark             // in the order of submission; guarded by mu between Begin and End
-	ready  []uintptr          // when the next stage of each sparse bucket can begin; guarded by mu, too
+	ready  []uintptr          // when the next stage of each sparse bucket can begin; guarded by mu as well
 }
 
-// mark is the end of a piece of work. The piece has no name if it is not to be shown.
+// mark is the end of a piece of work. A piece without a name is not shown.
 type mark struct {
-	timer uintptr // when it ends
-	after uintptr // a timer on another stream, which the piece waited for, or 0
-	kind  Kind    // whose lane it is on
-	name  string  // "" if it is not shown
+	timer uintptr // end of the piece
+	after uintptr // timer on another stream that the piece waited for, or 0
+	kind  Kind    // determines the lane
+	name  string  // "" if not shown
 }
 
 // NewTrace makes a Trace with the device's timers.
 func NewTrace(device Compute) *Trace { return &Trace{clock: clock{device: device}} }
 
-// Begin begins a step and forgets the one before.
+// Begin begins a step and forgets the previous one.
 func (t *Trace) Begin(ops comm.StreamSyncOps, computeStream uintptr) (err error) {
 	t.clock.reset()
 	t.ops = ops
@@ -85,7 +85,7 @@ func (t *Trace) mark(kind Kind, name string, after uintptr, on func(timer uintpt
 	return timer, err
 }
 
-// Ready is called before a sparse bucket is handed over, one after the other.
+// Ready is called before a sparse bucket is handed over. Calls do not overlap.
 func (t *Trace) Ready() error {
 	if t == nil {
 		return nil
@@ -97,11 +97,10 @@ func (t *Trace) Ready() error {
 	return err
 }
 
-// stageKinds are the kinds of the pieces that stages end.
+// stageKinds maps a stage to the kind of the piece that it ends.
 var stageKinds = map[stages.Stage]Kind{stages.Selected: Select, stages.Exchanged: Exchange, stages.Finished: Merge}
 
-// Passed is called when a stage of a sparse bucket was submitted; stream is where they
-// are selected from and merged.
+// Passed is called when a stage of a sparse bucket has been submitted. stream is the stream that selects and merges.
 func (t *Trace) Passed(bucket int, stage stages.Stage, stream uintptr) (err error) {
 	on := t.ops.RecordOnCommStream
 	if stage != stages.Exchanged {
@@ -115,7 +114,7 @@ func (t *Trace) Passed(bucket int, stage stages.Stage, stream uintptr) (err erro
 	return err
 }
 
-// Computed is called when a piece of work was submitted to the compute stream.
+// Computed is called when a piece of work has been submitted to the compute stream.
 func (t *Trace) Computed(kind Kind, name string) error {
 	if t == nil {
 		return nil
@@ -126,8 +125,7 @@ func (t *Trace) Computed(kind Kind, name string) error {
 	return err
 }
 
-// Reduced is called when a reduction was submitted that waits for the compute
-// stream as it is now.
+// Reduced is called when a reduction has been submitted that waits for the compute stream's work so far.
 func (t *Trace) Reduced(name string) error {
 	if t == nil {
 		return nil
@@ -141,7 +139,7 @@ func (t *Trace) Reduced(name string) error {
 	return err
 }
 
-// End ends the step: the compute stream waits for all that belongs to it.
+// End ends the step: the compute stream waits for all its work.
 func (t *Trace) End() (err error) {
 	t.end, err = t.clock.record(t.onCompute)
 	return err
@@ -151,8 +149,8 @@ func (t *Trace) onCompute(timer uintptr) error {
 	return t.ops.RecordOnStream(timer, t.stream)
 }
 
-// Timeline returns the step that began last, which is complete on the device: the pieces
-// of the compute stream, and then those of the others.
+// Timeline returns the latest step, which must be complete on the device: the pieces of the compute stream, and then
+// those of other streams.
 func (t *Trace) Timeline(name string) (Timeline, error) {
 	var errs []error
 	elapsed := func(timer uintptr) float64 {
@@ -164,7 +162,7 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 	var communication []Span
 	lasts := make(map[Lane]float64)
 	for _, m := range t.marks {
-		// A piece begins when what it waits for is done, and the one before it.
+		// A piece begins when its input is complete and the piece before it has ended.
 		lane := m.kind.Lane()
 		end := elapsed(m.timer)
 		start := lasts[lane]

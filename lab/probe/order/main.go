@@ -5,8 +5,8 @@
 //	go build -C lab -o ../order ./probe/order
 //	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order -ops sum
 //
-// 64 elements of each rank are summed in messages of many lengths, at several places, for each element type and
-// operation. All must have the same result.
+// The program sums 64 elements of each rank in messages of many lengths, at several places, for each element type and
+// operation. All sums must have the same result.
 package main
 
 import (
@@ -49,17 +49,17 @@ func main() {
 	}
 }
 
-// longest is the length of the longest message, in elements.
+// longest is the number of elements in the longest message.
 const longest = 4 << 20
 
 // probe is a rank's part of the program.
 type probe struct {
 	ops   []string          // to compare
-	timed bool              // times are printed, too
-	base  comm.Communicator // over NCCL, below the others
+	timed bool              // print times as well
+	base  comm.Communicator // NCCL's communicator, below the others
 	rt    *cuda.Runtime     // of the rank's GPU
-	buf   uintptr           // of the longest message, and of the longest that is timed
-	out   io.Writer         // rank 0's is the terminal
+	buf   uintptr           // memory for the longest message, and for the longest timed message
+	out   io.Writer         // rank 0's is standard output
 }
 
 // run measures NCCL, then peer memory.
@@ -97,13 +97,13 @@ func (p *probe) overPeerMemory(ctx context.Context) error {
 	return errors.Join(p.time(ctx, "peer memory", tabled), tabled.Close())
 }
 
-// kept is a communicator that others do not close.
+// kept is a communicator that its users cannot close.
 type kept struct{ comm.Communicator }
 
 func (k kept) Close() error              { return nil }
 func (k kept) Unwrap() comm.Communicator { return k.Communicator }
 
-// measure prints what a communicator computes, and in which time.
+// measure prints a communicator's results and times.
 func (p *probe) measure(ctx context.Context, name string, c comm.Communicator) error {
 	if err := p.compare(ctx, name, c); err != nil {
 		return err
@@ -114,8 +114,8 @@ func (p *probe) measure(ctx context.Context, name string, c comm.Communicator) e
 // tally counts messages of one type and operation.
 type tally struct {
 	messages int      // compared
-	wrong    int      // other than the reference
-	results  [][]byte // that differ: one if all messages have the same
+	wrong    int      // messages that differ from the reference
+	results  [][]byte // different results: one if all messages have the same
 }
 
 // compare compares messages with sums in the order of the ranks.
@@ -162,7 +162,7 @@ func (p *probe) compare(ctx context.Context, name string, c comm.Communicator) e
 	return nil
 }
 
-// messages sums the same elements in messages of many lengths, at up to four places of each.
+// messages sums the same elements in messages of many lengths, at up to four places in each.
 func (p *probe) messages(ctx context.Context, c comm.Communicator, dt dtype.DType, op comm.ReduceOp) (tally, error) {
 	const width = 64
 	var one tally
@@ -208,10 +208,10 @@ func (p *probe) messages(ctx context.Context, c comm.Communicator, dt dtype.DTyp
 	return one, nil
 }
 
-// timedBytes are the sizes of messages that are timed.
+// timedBytes are the sizes of timed messages.
 var timedBytes = []int{1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 104_800_000}
 
-// time prints the median time of an allreduce of f32 by size, in µs, of up to ten in a row.
+// time prints the median time of f32 allreduces by size, in µs, with up to ten calls in a row.
 func (p *probe) time(ctx context.Context, name string, c comm.Communicator) error {
 	if !p.timed {
 		return nil

@@ -1,10 +1,14 @@
-// Command staged measures where the time of an allreduce of a GPU's memory over TCP goes, between two processes of one
-// machine that share its first GPU, and the machine's memory:
+// Command staged measures where the time goes in an allreduce of GPU memory over TCP, between two processes on one
+// machine that share its first GPU and the machine's memory:
 //
 //	go build -C lab -o /tmp/staged ./probe/staged && tutti launch -n 2 /tmp/staged
 //
+<<<<<<< HEAD
 // The table has the copies that it is made of, what a device does with memory that the processes share (window.go), and
 // staged allreduces through such memory and without it, each with the timeline of the last one.
+=======
+// After the table it prints a timeline of one staged allreduce, and other implementations: see prototype.go.
+>>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 package main
 
 import (
@@ -33,7 +37,7 @@ import (
 
 const rounds = 15
 
-// parts are what is measured of each size.
+// parts are the measurements for each size.
 var parts string
 
 func main() {
@@ -65,7 +69,11 @@ func run(ctx context.Context) error {
 	return errors.Join(err, base.Close(), gpu.Close(), host.Close())
 }
 
+<<<<<<< HEAD
 // sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 2, 4, 16 and 100 MiB.
+=======
+// sizes returns the sizes of calls in bytes: TUTTI_TEST_SIZES, separated by commas, or 1, 16 and 100 MiB.
+>>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 func sizes() (all []int) {
 	for _, word := range strings.Split(os.Getenv("TUTTI_TEST_SIZES"), ",") {
 		if n, err := strconv.Atoi(word); err == nil {
@@ -87,8 +95,8 @@ func measureAll(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, 
 	return base.Barrier(ctx)
 }
 
-// median times some calls of f, all ranks together, and prints what rank 0 saw: the median, the least, and how many
-// page faults and switches of threads a call takes.
+// median times calls of f on all ranks together and prints rank 0's results: the median, the minimum, and the page
+// faults and thread switches of a call.
 func median(ctx context.Context, base comm.Communicator, line string, f func() error) error {
 	var times []time.Duration
 	var before, after syscall.Rusage
@@ -122,7 +130,7 @@ func median(ctx context.Context, base comm.Communicator, line string, f func() e
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// once prints what one call takes.
+// once prints the time of one call.
 func once(base comm.Communicator, line string, f func() error) error {
 	begin := time.Now()
 	if err := f(); err != nil {
@@ -134,15 +142,15 @@ func once(base comm.Communicator, line string, f func() error) error {
 	return nil
 }
 
-// buffers are the memory that calls of some bytes use.
+// buffers is the memory for calls of one size.
 type buffers struct {
 	bytes                int     // of a call
 	memory               uintptr // of the device
-	pageable, second     []byte  // of Go
-	pinned, pinnedSecond []byte  // pinned by the device
+	pageable, second     []byte  // Go memory
+	pinned, pinnedSecond []byte  // memory pinned by the device
 }
 
-// measure measures allreduces of some bytes, and the copies that they need.
+// measure measures allreduces of one size, and the copies that they need.
 func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, host runtime.Runtime, bytes int) error {
 	tensor, err := runtime.New(gpu, dtype.F32, bytes/4)
 	if err != nil {
@@ -196,7 +204,7 @@ func measure(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, hos
 	return nil
 }
 
-// call is what is timed.
+// call is a timed call.
 type call struct {
 	name string       // of its line
 	run  func() error // the call
@@ -211,7 +219,7 @@ func measureAllOf(ctx context.Context, base comm.Communicator, bytes int, calls 
 	return nil
 }
 
-// measureCopies measures copies, and allreduces of memory of the host, in place and apart.
+// measureCopies measures copies, and allreduces of host memory, in place and not in place.
 func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtime, b *buffers) error {
 	block := make([]byte, 256<<10)
 	through := func(memory []byte) func() error { // a block that stays in the caches
@@ -239,10 +247,14 @@ func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 	})
 }
 
+<<<<<<< HEAD
 // unshared is a communicator that offers no memory: allreduces of it are staged without a window.
 type unshared struct{ comm.Communicator }
 
 // measureStaged checks and measures staged allreduces with a window and without, and prints the timeline of one each.
+=======
+// measureStaged measures staged allreduces and prints the timeline of one.
+>>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 func measureStaged(
 	ctx context.Context,
 	base comm.Communicator,

@@ -12,18 +12,18 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// timeline has the parts of one call.
+// timeline holds the parts of one call.
 type timeline struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	began time.Time  // of the call; guarded by mu
 	parts []span     // in the order of their ends; guarded by mu
 }
 
 // span is a part of a call.
 type span struct {
-	name string        // of what it does
+	name string        // of the work
 	from time.Duration // since the call began
-	to   time.Duration // likewise
+	to   time.Duration // since the call began
 }
 
 func (l *timeline) restart() {
@@ -33,7 +33,7 @@ func (l *timeline) restart() {
 	l.parts = l.parts[:0]
 }
 
-// time calls f, which is a part.
+// time calls f and records it as a part.
 func (l *timeline) time(name string, f func() error) error {
 	begin := time.Now()
 	err := f()
@@ -47,7 +47,7 @@ func (l *timeline) time(name string, f func() error) error {
 	return err
 }
 
-// print prints the parts of the last call, and what those of each name take together.
+// print prints the parts of the last call, and the total time of each name.
 func (l *timeline) print(bytes int) {
 	sums := map[string]time.Duration{}
 	for _, p := range l.parts {
@@ -64,7 +64,7 @@ func (l *timeline) print(bytes int) {
 	}
 }
 
-// timedGPU is a GPU whose copies are parts.
+// timedGPU is a GPU that records copies as parts.
 type timedGPU struct {
 	*cuda.Runtime
 	timeline *timeline // of the copies
@@ -78,6 +78,7 @@ func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
 	return g.timeline.time("host to device", func() error { return g.Runtime.CopyIn(dst, src) })
 }
 
+<<<<<<< HEAD
 func (g *timedGPU) OpenWindow(memory []byte) (window.Window, error) {
 	w, err := g.Runtime.OpenWindow(memory)
 	if err != nil {
@@ -87,6 +88,9 @@ func (g *timedGPU) OpenWindow(memory []byte) (window.Window, error) {
 }
 
 // timedComm is a communicator whose calls are parts.
+=======
+// timedComm is a communicator that records calls as parts.
+>>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 type timedComm struct {
 	comm.Wrapped
 	timeline *timeline // of the calls
