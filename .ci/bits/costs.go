@@ -18,21 +18,21 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// costing is what -costs measures.
+// costing holds the settings of -costs.
 type costing struct {
 	steps int    // of each kind
-	kinds string // names, between commas
-	bytes string // lengths of gradients in KiB, likewise
+	kinds string // names, separated by commas
+	bytes string // lengths of gradients in KiB, separated by commas
 }
 
-// hosts arranges ranks as two hosts, of which each has half of them.
+// hosts arranges the ranks as two hosts with half of them each.
 func hosts(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 	host := distributed.Dim{Name: "host", Size: 2}
 	rank := distributed.Dim{Name: "rank", Size: c.WorldSize() / 2}
 	return distributed.NewMesh(ctx, c, host, rank)
 }
 
-// costs prints what reproducible steps take beside those without, of which each has the same other options.
+// costs prints the time of reproducible steps and of other steps with the same options.
 func (b *bits) costs(c costing) error {
 	kinds := map[string]ddp.Config{
 		"plain":  {},
@@ -64,7 +64,7 @@ func (b *bits) costs(c costing) error {
 	return nil
 }
 
-// cost alternates steps of a gradient with a configuration, and those that are reproducible besides.
+// cost alternates steps of one configuration without and with reproducibility.
 func (b *bits) cost(name string, cfg ddp.Config, bytes, steps int) (err error) {
 	n := bytes / dtype.F32.Size()
 	t, err := runtime.New(b.Runtime, dtype.F32, n)

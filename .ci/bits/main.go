@@ -10,8 +10,8 @@
 //	mpirun -n 4 bits -probe                               # how many results one sum has, by the length of the message
 //	tutti launch -n 2 bits -costs                         # what reproducible steps take beside those without
 //
-// CI compares what builds for amd64 and arm64 print, and worlds of both. -probe shows what libraries do that
-// promise no order, as MPI with TUTTI_MPI_COLLECTIVES=native.
+// CI compares the output of builds for amd64 and arm64, and of worlds of both. -probe shows the results of libraries
+// that promise no order, such as MPI with TUTTI_MPI_COLLECTIVES=native.
 package main
 
 import (
@@ -82,7 +82,7 @@ func main() {
 	os.Stdout.Write(out.Bytes())
 }
 
-// overPeers returns a communicator over the memory of peers, whose Close leaves the rank's own one open.
+// overPeers returns a communicator over peer memory. Closing it leaves the rank's own communicator open.
 func overPeers(ctx context.Context, r tutti.Rank) (comm.Communicator, error) {
 	rt, ok := r.Runtime.(*cuda.Runtime)
 	if !ok {
@@ -91,13 +91,13 @@ func overPeers(ctx context.Context, r tutti.Rank) (comm.Communicator, error) {
 	return p2p.New(ctx, lent{r.Comm}, rt)
 }
 
-// lent is a communicator that others do not close.
+// lent is a communicator that its users cannot close.
 type lent struct{ comm.Communicator }
 
 func (l lent) Close() error              { return nil }
 func (l lent) Unwrap() comm.Communicator { return l.Communicator }
 
-// ranks is how many there are in this process where nothing else says.
+// ranks is the default number of ranks in this process.
 func ranks() int {
 	for _, name := range []string{"TUTTI_RANK", "TUTTI_RANKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} {
 		if os.Getenv(name) != "" {
@@ -131,7 +131,7 @@ func hash(data ...[]byte) string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
-// numbers are f32 of a rank with full mantissas, over 8 powers of 2.
+// numbers returns f32 numbers of a rank with full mantissas, over 8 powers of 2.
 func (b *bits) numbers(rank int, seed uint64) []byte {
 	random := rand.New(rand.NewPCG(seed, uint64(rank)))
 	values := make([]float64, length)
@@ -141,7 +141,7 @@ func (b *bits) numbers(rank int, seed uint64) []byte {
 	return reference.Encode(dtype.F32, values...)
 }
 
-// on runs f on a tensor, and returns what it leaves there.
+// on runs f on a tensor and returns the tensor's data afterwards.
 func (b *bits) on(dt dtype.DType, data []byte, f func(t *runtime.Tensor) error) ([]byte, error) {
 	t, err := runtime.New(b.Runtime, dt, len(data)/dt.Size())
 	if err != nil {
@@ -212,7 +212,7 @@ func (b *bits) dense() error {
 	return nil
 }
 
-// oneNaN makes all NaNs the same, whose bits are no part of the contract.
+// oneNaN makes all NaNs the same: their bits are not in the contract.
 func oneNaN(dt dtype.DType, data []byte) ([]byte, error) {
 	if !dt.IsFloat() {
 		return data, nil
@@ -293,7 +293,7 @@ func (b *bits) outer() error {
 	return nil
 }
 
-// train subtracts what a step of this rank gives, an eighth of random numbers.
+// train subtracts a step of this rank: an eighth of random numbers.
 func (b *bits) train(t *runtime.Tensor, step uint64) error {
 	weights, err := b.read(t)
 	if err != nil {
@@ -310,7 +310,7 @@ func (b *bits) train(t *runtime.Tensor, step uint64) error {
 		return err
 	}
 	for i := range w {
-		w[i] -= float32(d[i] / 8) // exact, so that nothing is contracted
+		w[i] -= float32(d[i] / 8) // exact, so fusing changes nothing
 	}
 	if err := dtype.FromFloat32(weights, dtype.F32, w); err != nil {
 		return err
@@ -318,8 +318,8 @@ func (b *bits) train(t *runtime.Tensor, step uint64) error {
 	return b.write(t, weights)
 }
 
-// probe sums the same 64 numbers of each rank in messages of many lengths, at several places, and prints how many
-// results there are.
+// probe sums the same 64 numbers of each rank in messages of many lengths, at several places, and prints the number
+// of different results.
 func (b *bits) probe() error {
 	const width = 64
 	random := rand.New(rand.NewPCG(7, uint64(b.Comm.Rank())))
@@ -328,7 +328,7 @@ func (b *bits) probe() error {
 		values[i] = math.Ldexp(random.NormFloat64(), random.IntN(12))
 	}
 	numbers := reference.Encode(dtype.F32, values...)
-	results := map[[sha256.Size]byte]string{} // where each was seen first
+	results := map[[sha256.Size]byte]string{} // the first message with each result
 	calls := 0
 	for _, n := range []int{64, 65, 1000, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20} {
 		for _, place := range []int{0, n/3 - 20, n / 2, n - width} {

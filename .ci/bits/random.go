@@ -17,10 +17,10 @@ import (
 // randomLengths are the lengths of random gradients: blocks, parts of blocks, and several.
 var randomLengths = []int{130, 1, 64, 7}
 
-// precision is what contributions have without ReproducibleBits.
+// precision is the precision of contributions without ReproducibleBits.
 const precision = 27
 
-// random compares sums of that many random inputs of a type with sums of big integers, also where they are clipped.
+// random compares the sums of random inputs of a type, with and without clipping, with sums of big integers.
 func (b *bits) random(dt dtype.DType, inputs int) error {
 	for _, limit := range []float64{0, 0.75} {
 		if err := b.randomSteps(dt, inputs, limit); err != nil {
@@ -69,7 +69,7 @@ func (b *bits) randomSteps(dt dtype.DType, inputs int, limit float64) (err error
 	return nil
 }
 
-// contribute makes a step of contributions, each of which has values of all gradients.
+// contribute makes a step of contributions, each with values for all gradients.
 func (b *bits) contribute(g *ddp.Gradients, tensors []*runtime.Tensor, values [][][]float64) error {
 	ranks := b.Comm.WorldSize()
 	rank := b.Comm.Rank()
@@ -87,7 +87,7 @@ func (b *bits) contribute(g *ddp.Gradients, tensors []*runtime.Tensor, values []
 			}
 		}
 	}
-	if rank*contributions/ranks == end { // it has none
+	if rank*contributions/ranks == end { // it has no contributions
 		return g.Wait(b.ctx)
 	}
 	if err := g.ReduceAll(b.ctx, tensors); err != nil {
@@ -96,8 +96,8 @@ func (b *bits) contribute(g *ddp.Gradients, tensors []*runtime.Tensor, values []
 	return b.Comm.Sync(b.ctx)
 }
 
-// drawInput draws contributions of values that a type has: zeros, denormals, largest numbers, and magnitudes that jump
-// by up to 2^200 from block to block and from one to the other. Some have infinities and NaN.
+// drawInput draws contributions of values of a type: zeros, denormals, largest numbers, and magnitudes that differ by
+// up to 2^200 between blocks and contributions. Some inputs have infinities and NaN.
 func drawInput(dt dtype.DType, input int) (values [][][]float64) {
 	special := input%8 == 0
 	largest := map[dtype.DType]float64{dtype.F32: math.MaxFloat32, dtype.F16: 65504, dtype.BF16: 0x1.fep127}[dt]
@@ -124,7 +124,7 @@ func drawInput(dt dtype.DType, input int) (values [][][]float64) {
 	return values
 }
 
-// exact returns a value as a type has it.
+// exact rounds a value to a type.
 func exact(dt dtype.DType, v float64) float64 {
 	element, err := dtype.FromFloat64(dt, v)
 	if err != nil {
@@ -137,7 +137,7 @@ func exact(dt dtype.DType, v float64) float64 {
 	return v
 }
 
-// means returns what the results of a step are, by integers of any size, and their norm before they are rounded.
+// means returns the results of a step, computed with integers of any size, and their norm before rounding.
 func means(dt dtype.DType, values [][][]float64) (all [][]float64, norm float64) {
 	square := 0.0
 	for i, n := range randomLengths {
@@ -166,7 +166,7 @@ func means(dt dtype.DType, values [][][]float64) (all [][]float64, norm float64)
 	return all, math.Sqrt(square)
 }
 
-// toInteger returns v·2^power, rounded to the nearest integer, of two the even one.
+// toInteger returns v·2^power rounded to the nearest integer, with ties to even.
 func toInteger(v float64, power int) *big.Int {
 	scaled := new(big.Float).SetMantExp(big.NewFloat(v), power)
 	whole, accuracy := scaled.Int(nil)
@@ -181,7 +181,7 @@ func toInteger(v float64, power int) *big.Int {
 	return whole
 }
 
-// compare compares a result with means, bit for bit, or near what a factor makes of them.
+// compare compares a result with means, bit for bit or, after scaling by a factor, approximately.
 func compare(dt dtype.DType, got []byte, want []float64, factor float64) error {
 	largest := float32(map[dtype.DType]float64{dtype.F32: math.MaxFloat32, dtype.F16: 65504, dtype.BF16: 0x1.fep127}[dt])
 	all := make([]float32, len(want))

@@ -12,15 +12,15 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// contributions is how many gradients a step adds up, whatever the number of ranks.
+// contributions is the number of gradients that a step averages, for any number of ranks.
 const contributions = 12
 
 // parameters are the lengths of the parameters of a small model.
 var parameters = []int{50000, 64, 7000, 3, 1000, 65}
 
 // reproducible prints a line for each type of gradients: the hash of the averages over contributions that the ranks
-// share, which is one for any number of ranks, for each of three sizes of buckets and three orders of gradients. Before
-// that, it compares the results of random inputs with those of big integers.
+// share. The hash is the same for any number of ranks, each of three bucket sizes, and each of three orders of
+// gradients. Before that, it compares the results of random inputs with those of big integers.
 func (b *bits) reproducible(inputs int) error {
 	for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
 		if err := b.random(dt, inputs); err != nil {
@@ -46,7 +46,7 @@ func (b *bits) reproducible(inputs int) error {
 	return nil
 }
 
-// averages makes a step, and returns its results.
+// averages makes a step and returns its results.
 func (b *bits) averages(dt dtype.DType, bucketBytes, order int) (all []byte, err error) {
 	var tensors []*runtime.Tensor
 	for _, n := range parameters {
@@ -97,7 +97,7 @@ func (b *bits) averages(dt dtype.DType, bucketBytes, order int) (all []byte, err
 	return all, nil
 }
 
-// order is the order of the parameters: forwards, backwards, or another one on each rank.
+// order returns the order of the parameters: forward, backward, or different on each rank.
 func (b *bits) order(number int) []int {
 	all := rand.New(rand.NewPCG(1, uint64(b.Comm.Rank()))).Perm(len(parameters))
 	for i := range all {
@@ -111,7 +111,7 @@ func (b *bits) order(number int) []int {
 	return all
 }
 
-// contribution draws one to a parameter, of magnitudes that differ from block to block.
+// contribution draws a contribution to a parameter, with magnitudes that differ between blocks.
 func contribution(dt dtype.DType, number, parameter int) []byte {
 	random := rand.New(rand.NewPCG(uint64(number), uint64(parameter)))
 	values := make([]float64, parameters[parameter])

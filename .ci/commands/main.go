@@ -1,12 +1,12 @@
-// Command commands checks that each command in a block of README and the guides is run by CI as it stands, or says what
-// it needs:
+// Command commands checks each command in a block of README and the guides. CI must run it as it stands, or it must
+// say what it needs:
 //
 //	go run ./.ci/commands          # fails for one that does neither
 //	go run ./.ci/commands -run DIR # runs those that need nothing but this machine, in new folders of DIR
 //
-// A command says what it needs by its own words, such as srun or --join, or in the comment behind it: "needs 16
-// processors", "needs root", "takes a minute". Commands that other steps run are in the table evidence, with what
-// shows it.
+// A command says what it needs by its own words, such as srun or --join, or in the comment after it: "needs 16
+// processors", "needs root", "takes a minute". The table evidence lists commands that other steps run, with the text
+// that shows it.
 package main
 
 import (
@@ -48,15 +48,15 @@ func main() {
 	}
 }
 
-// command is one of a document.
+// command is a command of a document.
 type command struct {
 	page    string
 	line    int
-	block   int    // the line at which its block begins
-	text    string // in one line
-	note    string // the comment behind it, or before it in a line of its block
-	shown   string // the output that the block shows; "" if none
-	verdict string // "here", "by …" or "needs …", once it is judged
+	block   int    // first line of its block
+	text    string // on one line
+	note    string // the comment after it, or before it on a line of its block
+	shown   string // output shown in the block; "" if none
+	verdict string // "here", "by …" or "needs …" once it is judged
 }
 
 // readAll returns the commands of all documents.
@@ -85,12 +85,12 @@ var (
 	comment = regexp.MustCompile(`(^|\s)# (.*)$`)
 )
 
-// read returns the commands of a document: lines of blocks of sh, and lines after a "$ " in blocks of console and of no
-// language, where the other lines are output.
+// read returns the commands of a document: lines of blocks of sh, and lines after "$ " in blocks of console or of no
+// language, whose other lines are output.
 func read(page, text string) (all []command) {
 	language := "" // of the block; "-" for none
 	note := ""
-	var unfinished *command // one whose line ends in a backslash
+	var unfinished *command // its line ends in a backslash
 	number := 0
 	block := 0
 	for line := range strings.Lines(text) {
@@ -133,7 +133,7 @@ func read(page, text string) (all []command) {
 			line = strings.TrimSpace(line[:match[0]])
 		}
 		if line == "" {
-			note = c.note // it is of all that follow in the block
+			note = c.note // it applies to the rest of the block
 			continue
 		}
 		part, goesOn := strings.CutSuffix(line, "\\")
@@ -147,7 +147,7 @@ func read(page, text string) (all []command) {
 	return all
 }
 
-// own are words of commands that show what these need.
+// own maps words of commands to their needs.
 var own = []struct{ pattern, need string }{
 	{`\b(srun|sbatch|scontrol)\b`, "Slurm"},
 	{`\bkubectl\b`, "Kubernetes"},
@@ -158,15 +158,15 @@ var own = []struct{ pattern, need string }{
 	{`\.ci/gpu\b`, "GPUs"},
 }
 
-// need is what a comment says of its command.
+// need matches the needs in a command's comment.
 var need = regexp.MustCompile(`\b(?:needs|takes) (` +
 	`(?:\d+ processors|a GPU|(?:\d+ |two |four )?GPUs|MPI|root|a minute|minutes)\b)`)
 
-// inClone matches commands that only a checkout has what for.
+// inClone matches commands that only work in a checkout.
 var inClone = regexp.MustCompile(`^(\w+=\S+ )*(\.ci/|lab/|go \w+ (-C|\./))`)
 
-// evidence is of commands that other steps and tests run as they stand or, if a reason is given, in another form. A
-// text of a file shows it.
+// evidence lists commands that other steps and tests run as they stand or, if a reason is given, in another form. A
+// text in a file shows it.
 var evidence = []struct{ pattern, file, shows, reason string }{
 	{`^go (run|build) \./(examples/[\w-]+|delta/example)$`, ".ci/run", `./examples/... ./delta/example`, ""},
 	{`^go test \./examples/gradients$`, ".ci/run", `go test -count=1 -vet all`, ""},
@@ -191,7 +191,7 @@ var evidence = []struct{ pattern, file, shows, reason string }{
 	{`^tutti diagnose \.$`, "cmd/tutti/misfortune_linux_test.go", `"$TUTTI" diagnose .`, "a reader changes the program"},
 }
 
-// judge decides where each command is run, or what it needs, and returns what is wrong.
+// judge decides where each command runs or what it needs, and returns the problems.
 func judge(commands []command, root string) (problems []string) {
 	used := map[int]bool{}
 	for i := range commands {
@@ -235,7 +235,7 @@ func judge(commands []command, root string) (problems []string) {
 	return problems
 }
 
-// count says how many commands are run, and how.
+// count says how many commands run, and how.
 func count(commands []command) string {
 	var here, by, changed, needs int
 	for _, c := range commands {
@@ -254,7 +254,7 @@ func count(commands []command) string {
 	return fmt.Sprintf(format, len(commands), here, by, changed, needs)
 }
 
-// pages returns the documents of commands, in order.
+// pages returns the documents of commands in order.
 func pages(commands []command) (names []string) {
 	for _, c := range commands {
 		if !slices.Contains(names, c.page) {

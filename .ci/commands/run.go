@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// limit only ends what hangs.
+// limit only ends commands that hang.
 const limit = 3 * time.Minute
 
-// Prepared files are what documents speak of and readers have.
+// Prepared files are the files that documents mention and readers have.
 var prepared = map[string]func(folder, root string) error{
 	"docs/deltas.md": checkpoints,
 }
 
-// before are lines of shell that do what a document says between its commands, by the beginning of the command
-// that follows: $ROOT is the checkout, and $PROGRAMS has those of examples.
+// before are lines of shell for the text between a document's commands, by the beginning of the command that follows.
+// $ROOT is the checkout, and $PROGRAMS has the examples' programs.
 var before = []struct{ page, command, script string }{
 	{"README.md", "go get", `go mod init example.com/program`},
 	{"README.md", "tutti train", `cp "$ROOT/examples/allreduce/main.go" . && go mod tidy && go build -o program . &&
@@ -39,10 +39,10 @@ var before = []struct{ page, command, script string }{
 	{"docs/deltas.md", "tutti delta import", `tutti delta export model/ new/ -o trainer/weight_v000012`},
 }
 
-// tools are commands without which others are left out.
+// tools are programs whose commands are left out if they are missing.
 var tools = []string{"mpirun", "jq", "openssl"}
 
-// runAll runs what is run here, with two documents at a time: some of them wait for slow links.
+// runAll runs the commands that run here, two documents at a time, because some of them wait for slow links.
 func runAll(commands []command, root, folder string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -67,9 +67,9 @@ func runAll(commands []command, root, folder string) error {
 	return errors.Join(errs...)
 }
 
-// choose returns the commands of a document that are run here.
+// choose returns the commands of a document that run here.
 func choose(commands []command, page string) (chosen []command) {
-	missing := 0 // the block in which a command has been left out, on which the next ones may rely
+	missing := 0 // block in which a command has been left out; later ones may depend on it
 	for _, c := range commands {
 		if c.page != page || c.verdict != "here" || c.block == missing {
 			continue
@@ -83,7 +83,7 @@ func choose(commands []command, page string) (chosen []command) {
 	return chosen
 }
 
-// available reports whether this machine has the tools of a command, and says so if not.
+// available reports whether this machine has a command's tools, and prints a line if not.
 func available(c command) bool {
 	for _, tool := range tools {
 		if !regexp.MustCompile(`\b` + tool + `\b`).MatchString(c.text) {
@@ -104,7 +104,7 @@ func available(c command) bool {
 	return true
 }
 
-// runPage runs the commands of a document in one shell, in a new folder.
+// runPage runs the commands of a document in one shell, in a new directory.
 func runPage(page string, commands []command, root, folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -140,13 +140,13 @@ func runPage(page string, commands []command, root, folder string) error {
 	return nil
 }
 
-// hash is of weights, in outputs that documents show.
+// hash matches hashes of weights in the documents' outputs.
 var hash = regexp.MustCompile(`\b[0-9a-f]{8}([0-9a-f]{8})?\b`)
 
-// orExit ends a script where a command, or one part of it, fails, which -e does not do for a part.
+// orExit ends a script if a command, or one part of it, fails, which -e does not do for a part.
 const orExit = "{\n%s\n} || exit\n"
 
-// script has commands say their text and run.
+// script makes a script that prints and runs commands.
 func script(commands []command) string {
 	var s strings.Builder
 	done := map[int]bool{}
@@ -163,7 +163,8 @@ func script(commands []command) string {
 	return s.String()
 }
 
-// checkpoints makes two of one model, of which the second has another weight, as files and as folders.
+// checkpoints makes two checkpoints of one model as files and as directories. The second one has one different
+// weight.
 func checkpoints(folder, _ string) error {
 	first := make([]float32, 1000)
 	for i := range first {

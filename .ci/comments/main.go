@@ -1,9 +1,9 @@
-// Command comments lists the exported names of the packages below a folder that
-// have no comment, tests apart, and fails if there are any:
+// Command comments lists the exported names without a comment in the packages below a folder, except in tests, and
+// fails if there are any:
 //
 //	go run ./.ci/comments [folder]
 //
-// A constant or variable may share the comment of its group. Fields need none.
+// A constant or variable may share the comment of its group. Fields need no comment.
 package main
 
 import (
@@ -95,7 +95,7 @@ func (c *check) spec(d *ast.GenDecl, spec ast.Spec) {
 	}
 }
 
-// want notes an exported name without a comment.
+// want records an exported name without a comment.
 func (c *check) want(name *ast.Ident, comments ...*ast.CommentGroup) {
 	if !name.IsExported() {
 		return
@@ -108,8 +108,7 @@ func (c *check) want(name *ast.Ident, comments ...*ast.CommentGroup) {
 	c.missing = append(c.missing, fmt.Sprintf("%s: %s", c.files.Position(name.Pos()), name.Name))
 }
 
-// exportedReceiver reports whether a function is one of the package's or a method
-// of an exported type.
+// exportedReceiver reports whether a function belongs to the package itself or is a method of an exported type.
 func exportedReceiver(receiver *ast.FieldList) bool {
 	if receiver == nil {
 		return true

@@ -1,11 +1,11 @@
-// Command examples lists the exported functions, types and methods of the public packages that occur in no example, and
-// the packages whose index is too long, and fails if there are any:
+// Command examples lists the exported functions, types and methods of the public packages that occur in no example,
+// and the packages whose index is too long. It fails if there are any:
 //
 //	go run ./.ci/examples
 //
-// A name occurs in an example if a file with Example functions, or a program in examples, has it: a function or type
-// behind its package's name, a method behind any value. A type also occurs where its field, a function or a method that
-// takes or returns it does. Names are matched by their text, without types.
+// A name occurs in an example if a file with Example functions, or a program in examples, contains it: a function or
+// type after its package's name, a method after any value. A type also occurs if its field, or a function or method
+// that takes or returns it, occurs. Names are matched by their text, without types.
 package main
 
 import (
@@ -26,19 +26,20 @@ const (
 	maxIndex = 100 // lines of go doc: two screens
 )
 
-// indexed are the packages that most programs begin with.
+// indexed are the packages that most programs start with.
 var indexed = []string{".", "./comm", "./distributed", "./distributed/ddp"}
 
-// forAuthors are packages for authors of backends, runtimes and decorators: the backends in the tree are their examples.
+// forAuthors are packages for authors of backends, runtimes and decorators. The backends in the tree are their
+// examples.
 var forAuthors = []string{
 	"comm/backend", "comm/commtest", "comm/instrument", "comm/staged",
 	"distributed/distributedtest",
 	"runtime/kernel", "runtime/runtimetest",
 }
 
-// exceptions are methods that programs do not call: those of interfaces of package comm/backend and runtime/kernel,
-// what flight recorders ask a communicator, those that the backends of GPUs need of a runtime, and one that package
-// encoding/json calls.
+// exceptions are methods that programs do not call: methods of interfaces in packages comm/backend and
+// runtime/kernel, what flight recorders ask a communicator, methods of a runtime for GPU backends, and one for package
+// encoding/json.
 var exceptions = []string{
 	"AllReduceFixed", "Reduced", "AllReduceRounded", "HandOver", "Progress", "ShareLists", // package backend
 	"RunName",                // package record
@@ -81,8 +82,8 @@ type check struct {
 
 // A name is exported by a public package.
 type name struct {
-	folder, receiver, text string   // receiver is empty for functions and types
-	mentions               []string // the package's types that a function, method or type has in its declaration
+	folder, receiver, text string   // receiver is "" for functions and types
+	mentions               []string // types of the package in the declaration of a function, method or type
 }
 
 func (n name) key() string {
@@ -99,7 +100,7 @@ func (n name) String() string {
 	return n.folder + ": " + n.text
 }
 
-// missing returns the names that no example has, sorted.
+// missing returns the names without an example, sorted.
 func (c *check) missing() []string {
 	for grown := true; grown; {
 		grown = c.spread()
@@ -114,7 +115,7 @@ func (c *check) missing() []string {
 	return slices.Compact(all)
 }
 
-// spread marks the types that used names mention, and reports whether there were any.
+// spread marks the types that used names mention, and reports whether it marked any.
 func (c *check) spread() (grown bool) {
 	for _, n := range c.declared {
 		if !c.used[n.key()] {
@@ -176,7 +177,7 @@ func (c *check) visit(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// uses notes the names of a file's examples. All of a program is one.
+// uses records the names in a file's examples. A program is one example.
 func (c *check) uses(file *ast.File, program bool) {
 	imports := map[string]string{}
 	for _, i := range file.Imports {
@@ -198,15 +199,15 @@ func (c *check) uses(file *ast.File, program bool) {
 		f, ok := d.(*ast.FuncDecl)
 		return ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Example")
 	}
-	// Declarations that examples use are often beside them.
+	// Declarations that examples use are often in the same file.
 	if !program && !slices.ContainsFunc(file.Decls, example) {
 		return
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if f, ok := n.(*ast.FuncDecl); ok {
-			_, shown, _ := strings.Cut(f.Name.Name, "_") // ExampleType_Method, which may be called by another package
+			_, shown, _ := strings.Cut(f.Name.Name, "_") // ExampleType_Method, which another package may call
 			c.used["."+shown] = true
-			c.used["."+f.Name.Name] = true // of an interface that the example implements
+			c.used["."+f.Name.Name] = true // a method of an interface that the example implements
 			return true
 		}
 		selector, ok := n.(*ast.SelectorExpr)
@@ -221,7 +222,7 @@ func (c *check) uses(file *ast.File, program bool) {
 	})
 }
 
-// declares notes the exported functions, types and methods of a package's file, an interface's methods among them.
+// declares records the exported functions, types and methods of a package's file, including an interface's methods.
 func (c *check) declares(file *ast.File, folder string) {
 	for _, d := range file.Decls {
 		switch d := d.(type) {

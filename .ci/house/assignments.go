@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// parallel records assignments of several values in one statement. Assignments whose sides depend on each other, as in a swap
-// or a step of a recurrence, and the heads of loops have no other form.
+// parallel records assignments of several values in one statement. It skips assignments whose sides depend on each
+// other, such as a swap or a step of a recurrence, and the heads of loops, which have no other form.
 func (t *tree) parallel(path string, file *ast.File) {
 	if isKit(filepath.Dir(path)) {
 		return
@@ -32,7 +32,7 @@ func (t *tree) parallel(path string, file *ast.File) {
 	})
 }
 
-// depends reports whether a side of an assignment mentions what it sets.
+// depends reports whether a side of an assignment mentions a variable that it sets.
 func depends(a *ast.AssignStmt) bool {
 	if a.Tok == token.DEFINE {
 		return false
@@ -54,7 +54,7 @@ func depends(a *ast.AssignStmt) bool {
 	return found
 }
 
-// text is a variable, or a field of one, as it is written; "" of other expressions.
+// text is a variable, or a field of one, as written; "" for other expressions.
 func text(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.Ident:

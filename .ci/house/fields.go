@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 )
 
-// uncommented notes the fields of a file's structs that nothing is said of: neither on their line, nor above them, nor
-// above consecutive fields among which they are. Rows of tables and of JSON have obvious shapes, and are left out:
-// structs without a name, and fields with a tag.
+// uncommented records the fields of a file's structs without a comment: on their line, above them, or above a run of
+// consecutive fields that contains them. Rows of tables and of JSON have obvious shapes and are left out: structs
+// without a name, and fields with a tag.
 func (t *tree) uncommented(path string, file *ast.File) {
 	if isKit(filepath.Dir(path)) || below(path, ".ci", filepath.Join("internal", "simd", "gen")) {
 		return
@@ -27,10 +27,10 @@ func (t *tree) uncommented(path string, file *ast.File) {
 	})
 }
 
-// structFields notes those of a struct.
+// structFields records the fields of a struct without a comment.
 func (t *tree) structFields(name string, s *ast.StructType) {
-	previous := t.files.Position(s.Pos()).Line - 1 // on which a field before ends
-	told := true                                   // by a comment above it; of a struct on one line, by the type's
+	previous := t.files.Position(s.Pos()).Line - 1 // last line of the previous field
+	told := true                                   // a comment above covers it; for a struct on one line, the type's
 	for _, field := range s.Fields.List {
 		position := t.files.Position(field.Pos())
 		switch {

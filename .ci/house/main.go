@@ -1,10 +1,9 @@
-// Command house counts what makes code hard to read, and fails where there is more of it than the bounds
-// below allow:
+// Command house counts properties that make code hard to read, and fails if a count exceeds its bound below:
 //
 //	go run ./.ci/house [-list]
 //
-// A bound is what the tree has now, to be lowered by the change that needs less, until it reaches its goal.
-// Tests, generated files and testdata are not counted. -list prints the places behind the counts.
+// A bound is the tree's present count. A change that needs less lowers it, until it reaches its goal. Tests,
+// generated files and testdata do not count. -list prints the places behind the counts.
 package main
 
 import (
@@ -28,15 +27,15 @@ type measure struct {
 	name        string
 	count       float64
 	bound, goal float64
-	places      []string // of what is counted one by one
+	places      []string // of items that are counted one by one
 }
 
 const (
-	maxLines   = 70  // of a function, its comment apart
-	maxColumns = 120 // of a line, a tab as one
+	maxLines   = 70  // of a function without its comment
+	maxColumns = 120 // of a line; a tab counts as one
 )
 
-// functionWords are prepositions, pronouns and adverbs, which say nothing of what they name.
+// functionWords are prepositions, pronouns and adverbs, which say nothing about the things that they name.
 var functionWords = strings.Fields(`of at over each most least there then how why again both own more less
 	later above below beside behind into within until since still any some other others rest same apart alike mine
 	theirs such what who whose where when already together both very here`)
@@ -54,8 +53,8 @@ func main() {
 	}
 }
 
-// report prints a line for each measure, with the places of those above their bound, or of all, and returns how many
-// are above it.
+// report prints a line for each measure, with the places of measures above their bound, or of all. It returns the
+// number of measures above their bound.
 func report(w io.Writer, measures []measure, places bool) (exceeded int) {
 	for _, m := range measures {
 		verdict := ""
@@ -73,7 +72,7 @@ func report(w io.Writer, measures []measure, places bool) (exceeded int) {
 	return exceeded
 }
 
-// read counts in the current folder and below.
+// read counts in the current directory and below.
 func read() (*tree, error) {
 	t := &tree{files: token.NewFileSet(), parsed: map[string][]*ast.File{}}
 	err := filepath.WalkDir(".", t.visit)
@@ -84,7 +83,7 @@ func read() (*tree, error) {
 	return t, err
 }
 
-// tree has what is counted.
+// tree holds the counts.
 type tree struct {
 	files     *token.FileSet
 	codeLines int
@@ -151,7 +150,7 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 	}
 	t.countTokens(path, text)
 	for i, line := range strings.Split(string(text), "\n") {
-		generate := strings.HasPrefix(line, "//go:generate ") // which cannot be wrapped
+		generate := strings.HasPrefix(line, "//go:generate ") // it cannot be wrapped
 		if len([]rune(line)) > maxColumns && !generate {
 			t.wide = append(t.wide, fmt.Sprintf("%s:%d", path, i+1))
 		}
@@ -166,7 +165,7 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// countTokens counts the tokens of code, and the lines that have any.
+// countTokens counts the tokens of code, and the lines with tokens.
 func (t *tree) countTokens(path string, text []byte) {
 	files := token.NewFileSet()
 	file := files.AddFile(path, -1, len(text))
@@ -187,7 +186,7 @@ func (t *tree) countTokens(path string, text []byte) {
 	t.codeLines += len(lines)
 }
 
-// declarations looks at the declarations of a file.
+// declarations examines the declarations of a file.
 func (t *tree) declarations(path string, file *ast.File) {
 	folder := filepath.Dir(path)
 	public := file.Name.Name != "main" && isPublic(folder)
@@ -222,8 +221,8 @@ func (t *tree) declarations(path string, file *ast.File) {
 	}
 }
 
-// isPublic reports whether programs import the packages of a folder: not those of commands, examples,
-// modules beside the library, and kits for tests.
+// isPublic reports whether programs import the packages of a folder. Commands, examples, other modules, and packages
+// for tests are not public.
 func isPublic(folder string) bool {
 	for _, part := range strings.Split(filepath.ToSlash(folder), "/") {
 		if part == "internal" || strings.HasSuffix(part, "test") {
@@ -233,7 +232,7 @@ func isPublic(folder string) bool {
 	return !below(folder, "cmd", "examples", "adapters", "lab", "delta")
 }
 
-// below reports whether a folder is one of others, or below it.
+// below reports whether a folder is one of others or below one.
 func below(folder string, others ...string) bool {
 	for _, other := range others {
 		if folder == other || strings.HasPrefix(folder, other+string(filepath.Separator)) {
@@ -243,7 +242,7 @@ func below(folder string, others ...string) bool {
 	return false
 }
 
-// names counts those that a node declares.
+// names counts the names that a node declares.
 func (t *tree) names(n ast.Node) {
 	switch n := n.(type) {
 	case *ast.FuncDecl:

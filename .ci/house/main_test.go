@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// enter makes files the current folder, a module.
+// enter makes a module from files and enters its directory.
 func enter(t *testing.T, files map[string]string) {
 	t.Chdir(t.TempDir())
 	for name, text := range files {
@@ -27,7 +27,7 @@ func enter(t *testing.T, files map[string]string) {
 	}
 }
 
-// walk counts in files, but for options.
+// walk counts in files, except options.
 func walk(t *testing.T, files map[string]string) *tree {
 	enter(t, files)
 	counted := &tree{files: token.NewFileSet(), parsed: map[string][]*ast.File{}}
@@ -38,7 +38,7 @@ func walk(t *testing.T, files map[string]string) *tree {
 // column finds the column of a place.
 var column = regexp.MustCompile(`^([^:]+:\d+):\d+`)
 
-// lines are places without their columns, in order.
+// lines returns places without their columns, in order.
 func lines(places []string) []string {
 	var all []string
 	for _, place := range places {
@@ -48,7 +48,7 @@ func lines(places []string) []string {
 	return all
 }
 
-// marked are the lines of a file that end in a comment "want".
+// marked returns the lines of a file that end in a comment "want".
 func marked(name, text string) []string {
 	var all []string
 	for i, line := range strings.Split(text, "\n") {
@@ -169,7 +169,7 @@ func TestWideLines(t *testing.T) {
 	assert.Equal(t, []string{"a.go:3"}, counted.wide)
 }
 
-// Files that the counts are not of.
+// Files that the counts leave out.
 func TestFilesLeftOut(t *testing.T) {
 	bad := "package a\n\nvar of, at = 1, 2 //" + strings.Repeat("x", 120) + "\n"
 	counted := walk(t, map[string]string{
@@ -187,7 +187,7 @@ func TestFilesLeftOut(t *testing.T) {
 	assert.Len(t, counted.parsed["b"], 1, "options may be declared or set there")
 }
 
-// A count above its bound is told, with its places.
+// A count above its bound is reported with its places.
 func TestReport(t *testing.T) {
 	measures := []measure{
 		{name: "as many", count: 2, bound: 2, places: []string{"a.go:1", "a.go:2"}},

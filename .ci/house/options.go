@@ -20,8 +20,8 @@ import (
 )
 
 // settings finds options that only tests set: fields of structs whose names end in Config or Options, by their types.
-// Packages of other people's modules are left empty, so that an expression of their types has none; errors that come of
-// that are passed over.
+// Packages of other modules are left empty, so expressions of their types have no type. Errors that follow from this
+// are ignored.
 type settings struct {
 	files    *token.FileSet
 	modules  map[string]string // paths of modules by their folders
@@ -35,7 +35,7 @@ type settings struct {
 	converted [][2]*types.Struct // from, to
 }
 
-// option is a field of a struct with settings.
+// option is a field of such a struct.
 type option struct {
 	name  string // with folder and type
 	field *types.Var
@@ -44,7 +44,7 @@ type option struct {
 // readers are the names of functions that set options by environment variables.
 var readers = []string{"ReadEnv", "FromEnv"}
 
-// unset returns the options of packages, files by folder, that only tests set.
+// unset returns the options that only tests set, in packages given as files by folder.
 func unset(files *token.FileSet, parsed map[string][]*ast.File) ([]string, error) {
 	s := settings{
 		files:   files,
@@ -112,7 +112,7 @@ func (s *settings) findModules() error {
 	})
 }
 
-// importPath returns the path by which the package of a folder is imported.
+// importPath returns the import path of a folder's package.
 func (s *settings) importPath(folder string) string {
 	for root := folder; ; root = filepath.Dir(root) {
 		if module, ok := s.modules[root]; ok {
@@ -125,7 +125,7 @@ func (s *settings) importPath(folder string) string {
 	}
 }
 
-// matching returns the files that are built here, as the package has them on one system.
+// matching returns the files that are built here, which make the package on one system.
 func (s *settings) matching(files []*ast.File) []*ast.File {
 	var matching []*ast.File
 	for _, file := range files {
@@ -137,7 +137,7 @@ func (s *settings) matching(files []*ast.File) []*ast.File {
 	return matching
 }
 
-// findStandard has the standard library's packages read from what the go command has compiled.
+// findStandard makes imports of the standard library read the go command's compiled packages.
 func (s *settings) findStandard(imports []string) error {
 	slices.Sort(imports)
 	imports = slices.DeleteFunc(slices.Compact(imports), func(p string) bool {
@@ -193,7 +193,7 @@ func (s *settings) Import(name string) (*types.Package, error) {
 	return p, nil
 }
 
-// declared notes the options that a folder's package declares.
+// declared records the options that a folder's package declares.
 func (s *settings) declared(folder string) {
 	p := s.checked[s.importPath(folder)]
 	if p == nil || p.Name() == "main" || !hasOptions(folder) {
@@ -219,7 +219,7 @@ func (s *settings) declared(folder string) {
 	}
 }
 
-// read notes what a package sets.
+// read records the options that a package sets.
 func (s *settings) read(name string) {
 	info := s.infos[name]
 	if info == nil || isKit(name) {
@@ -237,8 +237,8 @@ func (s *settings) read(name string) {
 	}
 }
 
-// node notes which fields a node of a package sets. What the package sets of its own options are defaults, unless they
-// come from the environment.
+// node records the fields that a node of a package sets. A package's settings of its own options are defaults, unless
+// they come from the environment.
 func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment bool) {
 	set := func(object types.Object) {
 		field, ok := object.(*types.Var)
@@ -255,7 +255,7 @@ func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment
 			case *ast.SelectorExpr:
 				set(info.Uses[inner.Sel])
 				return
-			case *ast.IndexExpr: // an entry of it
+			case *ast.IndexExpr: // an entry of an option
 				x = inner.X
 			default:
 				return
@@ -274,7 +274,7 @@ func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment
 			target(n.Key)
 			target(n.Value)
 		}
-	case *ast.UnaryExpr: // its address, as for a flag
+	case *ast.UnaryExpr: // the address of an option, as for a flag
 		if n.Op == token.AND {
 			target(n.X)
 		}
@@ -289,7 +289,7 @@ func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment
 	}
 }
 
-// literal notes the fields that a composite literal sets.
+// literal records the fields that a composite literal sets.
 func (s *settings) literal(info *types.Info, n *ast.CompositeLit, set func(types.Object)) {
 	fields := structOf(info.Types[n].Type)
 	if fields == nil {
@@ -307,7 +307,7 @@ func (s *settings) literal(info *types.Info, n *ast.CompositeLit, set func(types
 	}
 }
 
-// convert carries what is set over conversions, until there is nothing to carry.
+// convert propagates settings over conversions until nothing changes.
 func (s *settings) convert() {
 	for changed := true; changed; {
 		changed = false
@@ -347,7 +347,7 @@ func hasOptions(folder string) bool {
 	return !slices.Contains(strings.Split(filepath.ToSlash(folder), "/"), "internal") && !isKit(folder)
 }
 
-// isKit reports whether a package is for tests.
+// isKit reports whether a package is only for tests.
 func isKit(name string) bool {
 	for _, part := range strings.Split(filepath.ToSlash(name), "/") {
 		if strings.HasSuffix(part, "test") || slices.Contains(kits, part) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// declared is a package with options. Its module is not the one that sets them.
+// declared is a package with options. Another module sets them.
 const declared = `package a
 
 import "os"
@@ -105,7 +105,7 @@ func TestOptions(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, want, counted.unset)
 
-	// Each is set in one place: without it, it is among those that nothing sets.
+	// Each option is set in one place. Without that place, it is reported as unset.
 	for _, c := range []struct{ option, place, instead string }{
 		{"a.Config.ByLiteral", "{ByLiteral: 1}", "{}"},
 		{"a.Config.Assigned", "c.Assigned = 2", ""},

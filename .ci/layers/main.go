@@ -1,5 +1,5 @@
-// Command layers lists the imports that a package of the library, or of the module delta, may not have, and fails if
-// there are any:
+// Command layers lists forbidden imports in packages of the library and of the module delta, and fails if there are
+// any:
 //
 //	go run ./.ci/layers
 //
@@ -18,8 +18,8 @@ import (
 
 const module = "github.com/tutti-go/tutti"
 
-// layers are packages, and which packages of this module they may import, besides dtype, atomicfile and
-// internal/..., by patterns of package path; the first that matches counts. Tests are not looked at.
+// layers maps packages to the packages of this module that they may import, besides dtype, atomicfile and
+// internal/..., by patterns of package paths. The first match counts. Tests are ignored.
 var layers = []struct{ importer, may string }{
 	{"tutti", "comm comm/* runtime runtime/*"}, // the package at the root
 	{"internal/*", ""},
@@ -107,7 +107,7 @@ var layers = []struct{ importer, may string }{
 	{"delta/checkpoint", "delta"},
 }
 
-// imports has go list print a line for each import: who imports, and what.
+// imports makes go list print a line for each import: the importer and the imported package.
 const imports = `{{$p := .ImportPath}}{{range .Imports}}{{printf "%s %s\n" $p .}}{{end}}`
 
 func main() {
@@ -138,8 +138,8 @@ func main() {
 	}
 }
 
-// name returns the path of a package within this module, "tutti" for the one at its root, and whether it is
-// of this module.
+// name returns the path of a package within this module, "tutti" for its root, and whether the package is in this
+// module.
 func name(path string) (within string, ours bool) {
 	if path == module {
 		return "tutti", true

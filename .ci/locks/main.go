@@ -1,8 +1,8 @@
-// Command locks compares the locks of the code with those that docs/locks.md puts in order:
+// Command locks compares the locks of the code with docs/locks.md, which puts them in order:
 //
 //	go run ./.ci/locks
 //
-// Tests, kits for tests, examples, adapters and the laboratory are not looked at.
+// It ignores tests, packages for tests, examples, adapters and the laboratory.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 
 const page = "docs/locks.md"
 
-// outside are folders whose locks the page does not have.
+// outside are folders whose locks are not on the page.
 var outside = []string{"adapters", "examples", "lab", "testdata"}
 
 func main() {
@@ -82,11 +82,11 @@ func main() {
 	}
 }
 
-// name is a lock in the first cell of a row.
+// name matches a lock in the first cell of a row.
 var name = regexp.MustCompile("`([^`]+)`")
 
-// locksOf returns the locks of a file: fields and variables, by package, type and name. An embedded lock has the name of
-// its struct alone.
+// locksOf returns the locks of a file: fields and variables, by package, type and name. An embedded lock has the name
+// of its struct.
 func locksOf(path string) (all []string, err error) {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -117,7 +117,7 @@ func locksOf(path string) (all []string, err error) {
 	return all, nil
 }
 
-// within returns the locks of a type, which has a name.
+// within returns the locks of a named type.
 func within(prefix string, t ast.Expr) (all []string) {
 	if isLock(t) {
 		return []string{prefix}

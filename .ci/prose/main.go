@@ -1,10 +1,10 @@
-// Command prose checks the words of documents, doc comments, errors and help, and fails if there is something to mend:
+// Command prose checks the words of documents, doc comments, errors and help, and fails if it finds a problem:
 //
 //	go run ./.ci/prose [-list]
 //
-// Documents, comments and texts of programs have no old word of the table in words.go. Documents have no sentence that is
-// too long, and no link to a page or a section that does not exist; a flag that a command in them has is one of the
-// command's. No entry of the changelog stands there twice.
+// Documents, comments and texts of programs must not contain old words from the table in words.go. Documents must not
+// have sentences that are too long, or links to missing pages and sections. The flags of commands in documents must
+// exist. The changelog must not have the same entry twice.
 package main
 
 import (
@@ -51,7 +51,7 @@ func main() {
 type check struct {
 	documents []string
 	flags     map[string]bool
-	anchors   map[string]map[string]bool // sections of documents, by path
+	anchors   map[string]map[string]bool // sections of each document
 	old       map[int][]string           // old words, by row
 	found     int
 }
@@ -61,7 +61,7 @@ func (c *check) report(path string, line int, format string, args ...any) {
 	fmt.Printf("%s:%d: %s\n", path, line, fmt.Sprintf(format, args...))
 }
 
-// knownFlags are the flags of the reference, which is generated from the command's help.
+// knownFlags returns the flags in the reference, which is generated from the command's help.
 func knownFlags() map[string]bool {
 	text, err := os.ReadFile("docs/environment.md")
 	if err != nil {
@@ -81,7 +81,7 @@ var (
 	ends     = regexp.MustCompile(`[.:;?!]["”)*]*(\s|$)`)
 )
 
-// repeated reports entries of the changelog that stand in it twice, as after a merge that kept both sides.
+// repeated reports entries that stand in the changelog twice, for example after a merge that kept both sides.
 func (c *check) repeated(path string) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *check) repeated(path string) {
 	}
 }
 
-// document checks one. The changelog and adapters' pages may have long sentences.
+// document checks one document. The changelog and adapters' pages may have long sentences.
 func (c *check) document(path string) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -147,7 +147,7 @@ func starts(line string) bool {
 	return item.MatchString(text) && !strings.HasPrefix(text, "**")
 }
 
-// sentences reports sentences of a paragraph that are too long.
+// sentences reports the sentences of a paragraph that are too long.
 func (c *check) sentences(path string, line int, text string) {
 	for _, sentence := range ends.Split(inline.ReplaceAllString(text, "code"), -1) {
 		if n := len(strings.Fields(sentence)); n > maxWords {
@@ -156,7 +156,7 @@ func (c *check) sentences(path string, line int, text string) {
 	}
 }
 
-// command reports flags of tutti that there are not. A command that tutti starts has its own.
+// command reports flags that tutti does not have. A command that tutti starts has its own flags.
 func (c *check) command(path string, line int, text string) {
 	text, _, _ = strings.Cut(text, " #")
 	start := regexp.MustCompile(`(^|[\s$])tutti (train|bench|launch|cluster|info|diagnose|delta)\b`).FindStringIndex(text)
@@ -174,7 +174,7 @@ func (c *check) command(path string, line int, text string) {
 	}
 }
 
-// link reports one to nowhere.
+// link reports a link to a missing target.
 func (c *check) link(path string, line int, target string) {
 	if strings.Contains(target, "://") {
 		return
@@ -232,7 +232,7 @@ func (c *check) source(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// goFile checks comments, each as a whole, and texts. Tests may have texts with old words, for example names of files.
+// goFile checks comments, each as a whole, and texts. Tests may have texts with old words, such as file names.
 func (c *check) goFile(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -242,13 +242,13 @@ func (c *check) goFile(path string) error {
 	file := files.AddFile(path, -1, len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
-	start := 0    // first line of the comment that goes on, in lines that begin with two slashes
+	start := 0    // first line of the current comment, whose lines begin with two slashes
 	comment := "" // its text; "" if there is none
 	last := 0     // its last line
 	for {
 		place, kind, literal := s.Scan()
 		if kind == token.SEMICOLON && literal == "\n" {
-			continue // it comes before a comment at the end of a line
+			continue // precedes a comment at the end of a line
 		}
 		line := files.Position(place).Line
 		text, goesOn := strings.CutPrefix(literal, "//")

@@ -14,20 +14,21 @@ const (
 	inText     = "text" // of a program: errors, logs, help
 )
 
-// row is an old word, and the word that replaces it.
+// row is an old word and its replacement.
 type row struct {
 	pattern string
 	instead string
 	kinds   []string // nil for all
-	path    string   // the files it is for begin with this; "" for all
-	bound   int      // how many there may be: those in tests and kernels' packages when the row came; to be lowered
+	path    string   // prefix of the files that it applies to; "" for all
+	bound   int      // how many there may be: the findings in tests and kernels' packages when the row was added; to be lowered
 }
 
-// slack is how far a row may be above its bound, so that two changes that each keep it do not exceed it together.
+// slack is how far findings may exceed a row's bound, so that two changes that each keep it do not exceed it
+// together.
 const slack = 6
 
-// rows are the mechanical part of the glossary (CONTRIBUTING.md, Words). Names of the past are among them, too: a
-// comment that still uses one speaks of something that does not exist.
+// rows are the mechanical part of the glossary (CONTRIBUTING.md, Words). They include former names: a comment that
+// uses one describes something that does not exist.
 var rows = []row{
 	{pattern: `gives? up|gave up|giv(en|ing) up`, instead: "aborts, stops waiting"},
 	{pattern: `(communicator|world)s? (that )?(is|are|was|were|may|to) (be )?broken|broken (communicator|world)s?|` +
@@ -72,7 +73,7 @@ var rows = []row{
 	{pattern: `of here`, instead: "from here"},
 }
 
-// exceptions are phrases with an old word that are right where they stand.
+// exceptions are phrases in which an old word is right.
 var exceptions = []struct{ phrase, reason string }{
 	{"GPU of its own", "one GPU for each rank"},
 	{"world of its own", "each rank alone in one"},
@@ -85,12 +86,12 @@ var exceptions = []struct{ phrase, reason string }{
 	{"So long as", "a condition"},
 }
 
-// compiled are the patterns of rows, as words.
+// compiled are the patterns of rows as whole words.
 var compiled = func() (all []*regexp.Regexp) {
 	for _, r := range rows {
 		start := `\b`
 		if strings.HasPrefix(r.pattern, `(?-i:`) {
-			start = `(?:^|[.] )` // of a sentence
+			start = `(?:^|[.] )` // at the start of a sentence
 		}
 		all = append(all, regexp.MustCompile(`(?i)`+start+`(`+r.pattern+`)(?:\b|$)`))
 	}
@@ -122,7 +123,7 @@ func (c *check) words(path string, line int, kind, text string) {
 	}
 }
 
-// judgeWords reports rows that have more findings than their bound.
+// judgeWords reports rows with more findings than their bound.
 func (c *check) judgeWords(list bool) {
 	for i, r := range rows {
 		found := len(c.old[i])

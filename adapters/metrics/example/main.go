@@ -111,7 +111,7 @@ func run(ctx context.Context) error {
 }
 
 const (
-	features = 4096 // random features of the pixels (Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", 2007)
+	features = 4096 // of the pixels, random (Rahimi, Recht, "Random Features for Large-Scale Kernel Machines", 2007)
 	batch    = 96   // of all members together
 )
 

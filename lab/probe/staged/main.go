@@ -3,12 +3,8 @@
 //
 //	go build -C lab -o /tmp/staged ./probe/staged && tutti launch -n 2 /tmp/staged
 //
-<<<<<<< HEAD
 // The table has the copies that it is made of, what a device does with memory that the processes share (window.go), and
 // staged allreduces through such memory and without it, each with the timeline of the last one.
-=======
-// After the table it prints a timeline of one staged allreduce, and other implementations: see prototype.go.
->>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 package main
 
 import (
@@ -69,11 +65,7 @@ func run(ctx context.Context) error {
 	return errors.Join(err, base.Close(), gpu.Close(), host.Close())
 }
 
-<<<<<<< HEAD
 // sizes are bytes of calls: TUTTI_TEST_SIZES, separated by commas, or 2, 4, 16 and 100 MiB.
-=======
-// sizes returns the sizes of calls in bytes: TUTTI_TEST_SIZES, separated by commas, or 1, 16 and 100 MiB.
->>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 func sizes() (all []int) {
 	for _, word := range strings.Split(os.Getenv("TUTTI_TEST_SIZES"), ",") {
 		if n, err := strconv.Atoi(word); err == nil {
@@ -247,14 +239,10 @@ func measureCopies(ctx context.Context, base comm.Communicator, gpu *cuda.Runtim
 	})
 }
 
-<<<<<<< HEAD
 // unshared is a communicator that offers no memory: allreduces of it are staged without a window.
 type unshared struct{ comm.Communicator }
 
 // measureStaged checks and measures staged allreduces with a window and without, and prints the timeline of one each.
-=======
-// measureStaged measures staged allreduces and prints the timeline of one.
->>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 func measureStaged(
 	ctx context.Context,
 	base comm.Communicator,

@@ -78,7 +78,6 @@ func (g *timedGPU) CopyIn(dst uintptr, src []byte) error {
 	return g.timeline.time("host to device", func() error { return g.Runtime.CopyIn(dst, src) })
 }
 
-<<<<<<< HEAD
 func (g *timedGPU) OpenWindow(memory []byte) (window.Window, error) {
 	w, err := g.Runtime.OpenWindow(memory)
 	if err != nil {
@@ -88,9 +87,6 @@ func (g *timedGPU) OpenWindow(memory []byte) (window.Window, error) {
 }
 
 // timedComm is a communicator whose calls are parts.
-=======
-// timedComm is a communicator that records calls as parts.
->>>>>>> e6b515d6 (lab: comments begin with a noun, one claim a sentence)
 type timedComm struct {
 	comm.Wrapped
 	timeline *timeline // of the calls
