@@ -23,7 +23,7 @@ func newTimeline() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if to <= from {
-				return console.Usagef("--to %g is not behind --from %g", to, from)
+				return console.Usagef("--to %g is not after --from %g", to, from)
 			}
 			text, err := os.ReadFile(args[0])
 			if err != nil {

@@ -184,7 +184,7 @@ func (cfg *Config) name(ctx context.Context, err error) error {
 
 // errWatchEnded is the error of a watch whose channel etcd's client closes without an error, which means that the
 // client is closed.
-var errWatchEnded = errors.New("the client of etcd is closed, or has given the watch up")
+var errWatchEnded = errors.New("etcd's client is closed, or has ended the watch")
 
 // fail ends the session and reports whether this call did so.
 func (s *session) fail(err error) bool {

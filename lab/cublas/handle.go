@@ -77,7 +77,7 @@ func (h *Handle) SetMultiprocessors(n int) error {
 		if n == 0 {
 			return nil
 		}
-		return fmt.Errorf("cublas: %w: %s is too old to be told how many multiprocessors to use",
+		return fmt.Errorf("cublas: %w: %s is too old to limit multiprocessors",
 			runtime.ErrUnsupported, h.lib.name)
 	}
 	return h.do(h.lib.sym.SetSMCount, h.native, uintptr(n))

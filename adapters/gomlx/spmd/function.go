@@ -207,11 +207,11 @@ func (g *builder) checkGroups(groups [][]int) error {
 	devices := slices.Concat(groups...)
 	slices.Sort(devices)
 	if len(devices) != g.devices {
-		return fmt.Errorf("spmd: groups %v of AllReduce are to have each of %d devices once", groups, g.devices)
+		return fmt.Errorf("spmd: groups %v of AllReduce must contain each of %d devices once", groups, g.devices)
 	}
 	for i, device := range devices {
 		if device != i {
-			return fmt.Errorf("spmd: groups %v of AllReduce are to have each of %d devices once", groups, g.devices)
+			return fmt.Errorf("spmd: groups %v of AllReduce must contain each of %d devices once", groups, g.devices)
 		}
 	}
 	return nil

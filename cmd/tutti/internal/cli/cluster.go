@@ -69,7 +69,7 @@ func clusterFlags(flags *pflag.FlagSet, cfg *cluster.Config, mpi *string) {
 		Format: cluster.Rate.String,
 		Kind:   "bits/s",
 	}
-	flags.Var(rate, "rate", "what each link carries in each direction, such as 100mbit or 10gbit")
+	flags.Var(rate, "rate", "bandwidth of each link in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
 	loss := console.Value[float64]{
 		Target: &cfg.Loss,
@@ -81,7 +81,7 @@ func clusterFlags(flags *pflag.FlagSet, cfg *cluster.Config, mpi *string) {
 	library := console.NameFlag(mpi, func(text string) (string, error) {
 		return console.OneOf("MPI library", text, cluster.MPIs(), nil)
 	})
-	flags.Var(library, "mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
+	flags.Var(library, "mpi", strings.Join(cluster.MPIs(), " or ")+" (default the first one installed)")
 }
 
 func formatPercent(v float64) string {

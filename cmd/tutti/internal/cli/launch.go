@@ -194,7 +194,7 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.IntVar(&cfg.Min, "min", 0, "fewest members of an elastic job")
 	flags.IntVar(&cfg.Max, "max", 0, "most members of an elastic job, 0 for any number")
 	flags.BoolVar(&cfg.Bind, "bind", false,
-		"give each rank its own share of this machine's processors (Linux); other jobs there that bind get the same ones")
+		"give each rank its own share of this machine's processors (Linux); other jobs with --bind get the same ones")
 	flags.BoolVar(&cfg.NoPrefix, "no-prefix", false, "print lines as ranks do, without the rank, for other programs")
 	console.TCPFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")

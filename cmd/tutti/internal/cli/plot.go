@@ -69,8 +69,8 @@ func (p *plotCommand) register(flags *pflag.FlagSet) {
 			return console.OneOf("axis", text, names, nil)
 		})
 	}
-	flags.Var(axis(&p.x, plot.Across()), "x", "from left to right: "+strings.Join(plot.Across(), ", "))
-	flags.Var(axis(&p.y, plot.Upward()), "y", "from bottom to top: "+strings.Join(plot.Upward(), ", "))
+	flags.Var(axis(&p.x, plot.Across()), "x", "horizontal axis: "+strings.Join(plot.Across(), ", "))
+	flags.Var(axis(&p.y, plot.Upward()), "y", "vertical axis: "+strings.Join(plot.Upward(), ", "))
 	flags.StringVar(&p.title, "title", "", "`text` above the picture")
 	only := console.Value[[]string]{
 		Target: &p.only,

@@ -57,7 +57,7 @@ step. With --hosts, sent counts the bytes between hosts.`,
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "do not make steps transactions: keep nothing to roll them back")
 	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false,
-		"measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
+		"measure the patterns of a size alternately, for close comparisons; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false,
 		"on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
 	wideFlag(cmd.Flags(), &wide)

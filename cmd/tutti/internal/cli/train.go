@@ -167,7 +167,7 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 	hostsFlag(flags, &t.cfg.Hosts)
 	flags.BoolVar(&t.cfg.NoErrorFeedback, "no-error-feedback", false,
 		"discard the residual instead of keeping it for the next step")
-	flags.IntVar(&t.cfg.WarmupSteps, "warmup-steps", t.cfg.WarmupSteps, "steps at the beginning that send everything")
+	flags.IntVar(&t.cfg.WarmupSteps, "warmup-steps", t.cfg.WarmupSteps, "number of dense steps at the beginning")
 	flags.IntVar(&t.cfg.Reproducible, "reproducible", 0,
 		"`microbatches` of a step, which give the same weights to the last bit for any number of ranks")
 	flags.IntVar(&t.cfg.ReproducibleBits, "reproducible-bits", 0,
@@ -175,7 +175,7 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 	t.registerOuter(flags)
 	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "let members come and go, under tutti launch --min")
 	flags.DurationVar(&t.cfg.Patience, "patience", t.cfg.Patience,
-		"how long a member that lives may keep the others of --elastic waiting, before they go on without it; 0s is 10m")
+		"with --elastic: how long a live member may keep the others waiting before they go on without it; 0s means 10m")
 	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network predicts, instead of the digits")
 	flags.BoolVar(&t.cfg.Turned, "turned", false,
 		"turn and mirror images at random and add noise, which makes them harder to recognize")

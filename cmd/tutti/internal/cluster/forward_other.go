@@ -11,7 +11,7 @@ import (
 type forwarders []struct{}
 
 func forward(Config) (forwarders, error) {
-	return nil, fmt.Errorf("%w: it is Linux that has network namespaces", comm.ErrUnavailable)
+	return nil, fmt.Errorf("%w: network namespaces need Linux", comm.ErrUnavailable)
 }
 
 func (forwarders) report() string { return "" }

@@ -90,7 +90,7 @@ func (c Config) Validate() error {
 	case len(c.Patterns) == 0:
 		return errors.New("no pattern was given")
 	case len(c.Values) == 0:
-		return errors.New("it was not said as what values travel")
+		return errors.New("no codec of values was given")
 	case !(c.Density > 0 && c.Density <= 1):
 		return bad("density", c.Density, "in (0, 1]")
 	case c.Hosts < 0:
@@ -100,9 +100,9 @@ func (c Config) Validate() error {
 	case c.Outer.Every > 0 && (c.NoErrorFeedback || c.WarmupSteps > 0):
 		return errors.New("an outer loop has error feedback and no warm-up")
 	case c.Outer.Every > 0 && fragments > c.Outer.Every:
-		return fmt.Errorf("%d fragments are more than an outer window of %d steps has steps", fragments, c.Outer.Every)
+		return fmt.Errorf("an outer window of %d steps is too short for %d fragments", c.Outer.Every, fragments)
 	case c.Outer.Every > 0 && c.Outer.Delay > c.Outer.Every/fragments:
-		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next",
+		return fmt.Errorf("delay %d exceeds the %d steps between two of %d fragments",
 			c.Outer.Delay, c.Outer.Every/fragments, fragments)
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
 		return errors.New("--elastic takes one pattern, such as --pattern dense, and one codec of values")
@@ -111,7 +111,7 @@ func (c Config) Validate() error {
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("--elastic excludes --outer and --hosts")
 	case c.Reproducible == 0 && c.ReproducibleBits != 0:
-		return errors.New("there are no microbatches (--reproducible) whose bits are set")
+		return errors.New("--reproducible-bits needs --reproducible")
 	case c.Reproducible < 0 || c.Reproducible > c.Batch:
 		return bad("number of microbatches", c.Reproducible, fmt.Sprintf("in [1, %d], the batch", c.Batch))
 	case c.Reproducible > 0 && !slices.Equal(slices.Concat(c.Patterns, c.Values), []string{sparse.Dense, sparse.F32}):
@@ -120,7 +120,7 @@ func (c Config) Validate() error {
 	case c.Reproducible > 0 && (c.Outer.Every > 0 || c.Hosts > 0 || c.WarmupSteps > 0):
 		return errors.New("a reproducible training has no outer loop, hosts or warm-up")
 	case c.Outer.Every == 0 && len(c.Beside) > 0:
-		return errors.New("there is no outer loop (--outer) to train others beside")
+		return errors.New("--beside needs an outer loop (--outer)")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Hidden < 1 || c.Hidden > maxHidden:
