@@ -1,5 +1,5 @@
 #!/bin/bash
-# A job of two nodes with four ranks on each, which tutti.Run makes of Slurm's tasks:
+# A job on two nodes with four ranks each. tutti.Run makes the ranks from Slurm's tasks:
 #
 #	sbatch deploy/slurm.sh ./program --flags
 #
@@ -12,12 +12,12 @@
 #SBATCH --requeue
 set -euo pipefail
 
-# Without a secret, the numbers of job and step are one, which everybody can see.
+# Without a secret, the job's and step's numbers serve as one, which everybody can see.
 TUTTI_SECRET=$(head -c 24 /dev/urandom | base64)
 export TUTTI_SECRET
 
-# A rank that fails ends the others, and all are started again, to load their checkpoint: TUTTI_RESTART says how often.
-# Where a node fails, Slurm starts this script again (--requeue).
+# A failed rank ends the others, and all start again from their checkpoint: TUTTI_RESTART counts the restarts. If a
+# node fails, Slurm starts this script again (--requeue).
 for restart in 0 1 2 3; do
 	status=0
 	TUTTI_RESTART=$restart srun --kill-on-bad-exit=1 --label "$@" || status=$?

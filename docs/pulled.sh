@@ -1,9 +1,9 @@
 #!/bin/sh
-# What each of four machines runs, of which the third has its network cable pulled when all four train, and put back:
+# Runs on each of four machines. The third has its network cable pulled when all four train, and put back:
 #
 #	tutti cluster --hosts 4 --mpi none --rate 100mbit docs/pulled.sh tutti train --elastic --pattern dense
 #
-# It is pulled AFTER seconds later, for DOWN seconds.
+# The cable is pulled after AFTER seconds, for DOWN seconds.
 first=10.77.0.1:29401
 case $TUTTI_RANK in
 0) exec "$1" launch --min 2 --listen $first "$@" ;;

@@ -1,15 +1,13 @@
 #!/bin/sh
-# Runs the command of one process of a job as if its GPU were alone on its host:
-# the process sees no other GPU, and NCCL has neither NVLink, nor PCIe, nor shared
-# memory to the others, but sockets over the loopback interface.
+# Runs the command of one process of a job as if its GPU were alone on its host. The process sees no other GPU. NCCL
+# has no NVLink, PCIe or shared memory to the others, only sockets over the loopback interface.
 #
 #	torchrun --nproc-per-node 2 --no-python lab/as-a-host.sh tutti bench sparse --backend nccl
 #	mpirun -n 2 lab/as-a-host.sh ./nccl.test -test.run OfProcesses
 #
-# With PER_HOST=2 two GPUs with successive numbers are on a host, and see each other.
-# With GPUS=1 all processes share the first GPU, which NCCL refuses on one host: what
-# they do is right, and slow, because they take turns, and there are no windows, which
-# would be measured first. GPUS=2 is for two on each of two.
+# With PER_HOST=2 two GPUs with consecutive numbers are on one host and see each other. With GPUS=1 all processes
+# share the first GPU, which NCCL refuses on one host. Their results are right but slow, because they take turns,
+# and without windows, which would be measured first. GPUS=2 puts two processes on each of two GPUs.
 #
 #	GPUS=1 mpirun -n 4 lab/as-a-host.sh ./nccl.test -test.run OfProcesses
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:-${TUTTI_LOCAL_RANK:?no launcher started this}}}}

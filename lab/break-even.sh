@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures from which size and density on sparse steps are faster than dense ones
-# on the GPUs of this machine, and prints the tables of lab/results/sparse:
+# Measures from which size and density on sparse steps are faster than dense ones on this machine's GPUs, and prints
+# the tables of lab/results/sparse:
 #
 #	lab/break-even.sh measure >break-even.json   # tutti in the path, or TUTTI=…; about a minute and a half
 #	lab/break-even.sh tables <break-even.json    # jq
@@ -14,8 +14,8 @@ measure() {
 	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt --graph --no-undo
 }
 
-# A row for each number of elements, a column for each density: microseconds of the
-# fastest pattern, and how many times as fast as dense that is.
+# One row for each number of elements, one column for each density: the microseconds of the fastest pattern, and its
+# speedup over dense.
 tables() {
 	jq -rs '
 		def form: if .graph then "in a graph, no undo" else "eager, as transactions" end;

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Measures what the chapter "Convergence" of lab/results/sparse shows, and
-# prints its tables:
+# Measures the data of the chapter "Convergence" in lab/results/sparse and prints its tables:
 #
 #	lab/convergence.sh [SEEDS [EPOCHS]]
 #
@@ -38,7 +37,7 @@ for task in digits turned; do
 		       | [$all[] | select(.pattern == $pattern and .asked == $d and .ranks == $r)] | cell] | join(" | ")) + " |")' "$scratch/all.json"
 done
 
-# Around the k from which on oktopk has an exchange of its own.
+# Around the k from which oktopk has a separate exchange.
 for hidden in 1000 2000; do
 	for ranks in 4 8; do
 		for seed in $(seq "$seeds"); do

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Prints the hashes of sums for any number of ranks (bits -reproducible) by backend and number of ranks, and whether
-# they are those of docs/same-bits.md: between goroutines, over TCP and MPI, and on GPUs over NCCL and the memory of
-# peers, with a GPU for each rank or several processes on one. What the machine does not have is left out.
+# Prints the hashes of sums for any number of ranks (bits -reproducible) by backend and number of ranks, and
+# compares them with docs/same-bits.md. It covers goroutines, TCP and MPI, and GPUs over NCCL and peer memory, with
+# one GPU per rank or several processes on one. It leaves out what the machine lacks.
 #
 #	go build ./.ci/bits && go build -C cmd/tutti -o ../../tutti . && lab/same-bits.sh
 #	BITS=/tmp/bits TUTTI=/tmp/tutti LIMIT=60 lab/same-bits.sh	# other programs; seconds that a world may take
@@ -31,10 +31,10 @@ row() {
 	printf '%-34s %5d  %-50s %4d s  %s\n' "$1" "$2" "$hashes" $((SECONDS - start)) "$result"
 }
 
-# launched NAME RANKS COMMAND… is a world of processes.
+# launched NAME RANKS COMMAND… runs a world of processes.
 launched() { row "$1" "$2" "$tutti" launch -n "$2" --no-prefix --grace 2s "${@:3}" -reproducible; }
 
-# several NAME RANKS GPUS FLAGS… is one of processes on so many GPUs, between which NCCL has sockets.
+# several NAME RANKS GPUS FLAGS… runs a world of processes on a number of GPUs, which NCCL connects by sockets.
 several() { launched "$1" "$2" env TUTTI_BACKEND=nccl GPUS="$3" lab/as-a-host.sh "$bits" "${@:4}"; }
 
 printf '%-34s %5s  %-50s\n' backend ranks "f32              f16              bf16"

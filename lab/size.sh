@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints what is counted in a checkout for results/house/size.csv: lines of Go by part, without tests, testdata and
-# generated files, the measures of .ci/house, and the bytes of two programs. Its argument is the checkout's folder, or
-# this one without.
+# Prints the counts in a checkout for results/house/size.csv: lines of Go by part, without tests, testdata and
+# generated files, the measures of .ci/house, and the sizes of two programs. Its argument is the checkout's folder
+# (default this one).
 #
 #	lab/size.sh [FOLDER]
 set -euo pipefail
@@ -36,7 +36,7 @@ done | awk '
 	{ lines = $1; $1 = ""; parts[$0] += lines; all += lines }
 	END { for (p in parts) print "lines:" p "," parts[p]; print "lines: all," all }' | sort
 
-# Above a bound, house lists places as well and fails; rows have columns of their own.
+# Above a bound, house also lists places and fails. Rows have separate columns.
 ("$scratch/house" || true) | sed -nE 's/^(\S.*[^ ]) +([0-9]+\.[0-9]+)  bound .*/\1,\2/p'
 
 go build -o "$scratch/tutti" ./cmd/tutti

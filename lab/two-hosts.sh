@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs a command twice, as the two processes of a job on two hosts with a GPU each: in network namespaces that a cable of
-# some rate joins. NCCL has sockets between them. Without a second GPU both have the first.
+# Runs a command twice, as two processes of a job on two hosts with one GPU each, in network namespaces joined by a
+# cable with a rate. NCCL has sockets between them. Without a second GPU, both use the first.
 #
 #	lab/two-hosts.sh 10gbit tutti bench sparse --backend nccl --pattern dense,topkA,oktopk --max 100M
 #	lab/two-hosts.sh 0 COMMAND	# as fast as the machine is
 #
-# It needs Linux, root, and iproute2. What process 0 prints is shown, and of process 1 the errors.
+# It needs Linux, root, and iproute2. It shows the output of process 0 and the errors of process 1.
 set -euo pipefail
 [ $# -ge 2 ] || {
 	echo "usage: $0 RATE COMMAND..." >&2
@@ -30,7 +30,7 @@ for host in 0 1; do
 	ip -n "$name-$host" link set eth0 up
 	[ "$rate" = 0 ] || tc -n "$name-$host" qdisc add dev eth0 root tbf rate "$rate" burst 4mb latency 50ms
 done
-# NCCL passes over an interface that is up and does not run yet, and the kernel may say a second late that one does.
+# NCCL ignores an interface that is up but not running yet, and the kernel may report that a second late.
 for host in 0 1; do
 	for ((tries = 0; tries < 200; tries++)); do
 		[[ $(ip -n "$name-$host" -oneline link show dev eth0) == *'state UP'* ]] && continue 2

@@ -1,28 +1,27 @@
 #!/usr/bin/env bash
-# Measures what the chapter "When does it pay" of lab/results/sparse shows,
-# on emulated clusters, and prints its tables:
+# Measures the data of the chapter "When does it pay" in lab/results/sparse on emulated clusters, and prints its
+# tables:
 #
 #	lab/when-it-pays.sh [DIRECTORY]
 #
-# The directory, lab/results/when-it-pays without one, gets the pictures and what was
-# measured, a JSON object a line. It needs root or the right to make namespaces,
-# Open MPI, Go and jq, and takes about 40 minutes on a machine that does nothing
-# else. From the environment:
+# It writes pictures and measurements, one JSON object per line, to the directory (default
+# lab/results/when-it-pays). It needs root or the right to make namespaces, Open MPI, Go and jq, and takes about 40
+# minutes on an otherwise idle machine. Variables:
 #
-#	GPUS=2		steps on so many GPUs as well, over NCCL
-#	LANES=8		so many measurements at a time, each on four processors of its own
-#	TUTTI=path	the command, which is built otherwise
-#	ONLY=measure	no tables, which is what jq is for; ONLY=tables, of what is there
+#	GPUS=2		also measure steps on this number of GPUs, over NCCL
+#	LANES=8		measurements in parallel, each on four separate processors
+#	TUTTI=path	the command; without it, one is built
+#	ONLY=measure	no tables, so jq is not needed; ONLY=tables: no measurements
 #	CELLS='^step 1'	only the measurements whose names match this (grep -E), see measurements
-#	REPEATS=2	how often each is measured, instead of 1 to 5 times
+#	REPEATS=2	repeats of each measurement, instead of 1 to 5
 set -euo pipefail
 self=$(realpath "$0")
 cd "$(dirname "$self")/.."
 rates=(100mbit 1gbit 10gbit)
 
-# run RATE HOSTS FIELDS COMMAND… runs a command of tutti on a cluster, or with the
-# rates "local" and "gpus" as it is, a few times, and puts fields in front of
-# those of each of its lines. Where a step is mostly the link's time, once will do.
+# run RATE HOSTS FIELDS COMMAND… runs a command of tutti on a cluster, or directly for the rates "local" and "gpus",
+# a few times, and puts fields before those of each output line. One run is enough where the link takes most of a
+# step.
 run() {
 	local rate=$1 hosts=$2 fields=$3 times=3 on=()
 	shift 3
@@ -34,16 +33,15 @@ run() {
 	done | sed "s/^{/{\"rate\":\"$rate\",$fields/"
 }
 
-# patterns RATE SIZE: the flags for all patterns and auto, which are compared closely and
-# so measured in turns, and for how many rounds: fewer where a step takes long.
+# patterns RATE SIZE prints the flags for all patterns and auto, which are measured alternately because they are
+# close, and the number of rounds, which is lower for long steps.
 patterns() {
 	local rounds=21
 	case $1-$2 in 100mbit-16M) rounds=5 ;; 100mbit-4M | 1gbit-16M) rounds=9 ;; esac
 	echo --pattern all,auto --interleave --warmup 3 --rounds $rounds --min "$2" --max "$2"
 }
 
-# Each measurement has a name, and arguments that begin with the rate; its lines go to
-# a file of that name.
+# Each measurement has a name, and arguments that begin with the rate. Its lines go to a file with that name.
 
 # Time to accuracy.
 train() {
@@ -52,8 +50,8 @@ train() {
 	rm -r "$out/train-$1"
 }
 
-# step RATE RANKS DENSITY SIZE: one step of each pattern. In one process and on GPUs,
-# where a transaction's copy would be much of a dense step, without transactions.
+# step RATE RANKS DENSITY SIZE measures one step of each pattern. In one process and on GPUs it uses no
+# transactions, whose copy would take a large part of a dense step.
 step() {
 	local how=()
 	case $1 in
@@ -63,14 +61,14 @@ step() {
 	run "$1" "$2" "\"asked\":$3," bench sparse "${how[@]}" $(patterns "$1" "$4") --density "$3"
 }
 
-# Two hosts of two ranks, without and with levels.
+# Two hosts of two ranks, with and without a hierarchical allreduce.
 levels() {
 	for hosts in 0 2; do
 		run "$1" 2 "\"levels\":$hosts," --per-host 2 bench sparse $(patterns "$1" 4M) --hosts "$hosts"
 	done
 }
 
-# Eight buckets of 4 MiB behind a backward pass.
+# Eight buckets of 4 MiB after a backward pass.
 buckets() { run "$1" 4 '' bench buckets --pattern all,auto --rounds "$([[ $1 = 100mbit ]] && echo 3 || echo 7)"; }
 
 # The longest first.
@@ -120,8 +118,8 @@ if [[ ${ONLY-} != tables ]]; then
 fi
 [[ ${ONLY-} != measure ]] || exit 0
 
-# table TITLE ROW CELL FILE [SELECTION] prints a table with a column for each of
-# columns, which are rates, if there is that file. ROW names the row of a line, CELL makes a cell of its lines.
+# table TITLE ROW CELL FILE [SELECTION] prints a table with a column for each rate in columns, if the file exists.
+# ROW names the row of a line, and CELL makes a cell from its lines.
 table() {
 	[[ -e $out/$4 ]] || return 0
 	printf '|'
@@ -147,11 +145,10 @@ definitions='
 		overlapped_us: middle(.overlapped_us), hidden: middle(.hidden), chosen: (map(.chosen // empty | tostring) | unique | join(" or "))}];
 	def dense: map(select(.pattern == "dense"))[0].time_us;
 	def best: map(select(.pattern != "dense")) | min_by(.time_us);
-	# How much one set of lines takes of another one, in percent: the median over rounds,
-	# which were measured in turns.
+	# The time of one set of lines in percent of another: the median over rounds, which were measured alternately.
 	def percent(of): [map(.rounds_us), (of | map(.rounds_us))] | [transpose[] | transpose[] | .[0] / .[1]] | median * 100;
-	# What auto takes in a cell: of the fastest fixed pattern, of dense, and of what it chose
-	# by itself, which is the same pattern twice.
+	# The time of auto in a cell, relative to the fastest fixed pattern, to dense, and to its choice, which is the
+	# same pattern twice.
 	def auto: group_by(.pattern) | map({(.[0].pattern): .}) | add | .auto as $auto | del(.auto) as $fixed | ($auto | map(.chosen) | unique) as $chosen
 		| ($fixed | map_values(. as $p | $auto | percent($p)) | to_entries | max_by(.value)) as $fastest
 		| {time: ($auto | map(.time_us) | median), chosen: ($chosen | join(" or ")), fastest: $fastest.key, of: $fastest.value,
