@@ -1,4 +1,4 @@
-// Package deploy has tests of the manifests beside it, in its own module: Kubernetes' types are many.
+// Package deploy tests the manifests beside it. It is a separate module because of Kubernetes' many types.
 package deploy
 
 import (
@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// jobSet has the fields of jobset.x-k8s.io/v1alpha2 that a manifest of this folder may use.
+// jobSet has the fields of jobset.x-k8s.io/v1alpha2 that a manifest in this folder may use.
 type jobSet struct {
 	meta.TypeMeta `json:",inline"`
 	Metadata      meta.ObjectMeta `json:"metadata"`
@@ -46,7 +46,7 @@ type jobSet struct {
 	} `json:"spec"`
 }
 
-// readJobSet reads the manifest, and refuses what its types do not have.
+// readJobSet reads the manifest and refuses unknown fields.
 func readJobSet(t *testing.T) (set jobSet) {
 	t.Helper()
 	text, err := os.ReadFile("jobset.yaml")
@@ -55,7 +55,7 @@ func readJobSet(t *testing.T) (set jobSet) {
 	return set
 }
 
-// read reads YAML as Kubernetes does: names of fields are as they are written, and come once.
+// read parses YAML as Kubernetes does: field names are case-sensitive and occur once.
 func read(text []byte, set *jobSet) error {
 	object, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
@@ -65,7 +65,7 @@ func read(text []byte, set *jobSet) error {
 	return errors.Join(append(unknown, err)...)
 }
 
-// A field that no type has, or a value of another type, is an error: the test below sees what it is to see.
+// An unknown field, or a value of another type, is an error, so the test below detects them.
 func TestStrict(t *testing.T) {
 	text, err := os.ReadFile("jobset.yaml")
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func TestStrict(t *testing.T) {
 	}
 }
 
-// The manifest of a JobSet is of its schema, and says one thing: pods, addresses, secret and restarts fit together.
+// The JobSet manifest conforms to its schema and is consistent: pods, addresses, secret and restarts fit together.
 func TestJobSet(t *testing.T) {
 	set := readJobSet(t)
 	assert.Equal(t, "jobset.x-k8s.io/v1alpha2", set.APIVersion)
@@ -128,8 +128,8 @@ func TestJobSet(t *testing.T) {
 	assert.Contains(t, string(text), fmt.Sprintf("secret generic %s --from-literal=secret=", volume.Secret.SecretName))
 }
 
-// pods runs the commands of the pods in networks and with files as Kubernetes has them: names that a service has, and a
-// secret behind a link.
+// pods runs the commands of the pods in networks and with files as in Kubernetes: a service's names, and a secret
+// behind a link.
 const pods = `set -e
 ip link set lo up
 mount -t tmpfs tutti /mnt
@@ -172,7 +172,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// built makes the command and an example, once.
+// built builds the command and an example, once.
 var built = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "tutti-deploy-"); err != nil {
 		return "", err
@@ -187,7 +187,7 @@ var built = sync.OnceValues(func() (dir string, err error) {
 	return dir, err
 })
 
-// buildPrograms returns the folder of both.
+// buildPrograms returns the folder that contains both.
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	dir, err := built()

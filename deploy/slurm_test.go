@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// srun starts the tasks of a step on two nodes that are this machine, with the variables that Slurm sets, and ends them
+// srun starts the tasks of a step on two nodes, which are both this machine, with Slurm's variables, and ends them
 // when one fails.
 const srun = `#!/bin/bash
 [[ $1 == --kill-on-bad-exit=1 && $2 == --label ]] || { echo "srun $*"; exit 2; }
@@ -51,7 +51,7 @@ func sbatch(t *testing.T, program ...string) (out, dir string, err error) {
 	return string(text), dir, err
 }
 
-// The script is one that bash reads, and what it says to Slurm are options of sbatch.
+// bash can parse the script, and sbatch knows its options.
 func TestSlurmScript(t *testing.T) {
 	out, err := exec.Command("bash", "-n", "slurm.sh").CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -76,7 +76,7 @@ func TestSlurm(t *testing.T) {
 	assert.GreaterOrEqual(t, len(strings.TrimSpace(string(secret))), 32)
 }
 
-// A failed step is started again as a separate step, and is told the number of restarts.
+// A failed step starts again as a separate step and gets the number of restarts.
 func TestSlurmRestarts(t *testing.T) {
 	out, dir, err := sbatch(t, "sh", "-c", `[ $SLURM_PROCID = 3 ] || exec sleep 600; [ $TUTTI_RESTART = 2 ] || exit 7; exit 9`)
 	require.Error(t, err, out)

@@ -20,8 +20,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// onClusters runs a test with each MPI library that can run jobs on emulated
-// clusters here.
+// onClusters runs a test with each MPI library that can run jobs on emulated clusters here.
 func onClusters(t *testing.T, test func(t *testing.T, mpi string)) {
 	for _, mpi := range cluster.MPIs() {
 		t.Run(mpi, func(t *testing.T) {
@@ -62,8 +61,8 @@ func TestClusterHasHosts(t *testing.T) {
 	})
 }
 
-// Ranks on different hosts talk over their links, which hold the rate. Without
-// them this machine would be some hundred times as fast.
+// Ranks on different hosts communicate over their links, which hold the rate. Without links this machine would be
+// some hundred times as fast.
 func TestClusterHoldsTheRate(t *testing.T) {
 	t.Parallel()
 	tutti := build(t)
@@ -87,7 +86,7 @@ func TestClusterHoldsTheRate(t *testing.T) {
 	})
 }
 
-// A message takes the delay of the links, and arrives over links that lose packets.
+// A message takes the links' delay, and arrives over links that lose packets.
 func TestClusterDelaysAndLoses(t *testing.T) {
 	t.Parallel()
 	tutti := build(t)
@@ -111,9 +110,8 @@ func TestClusterDelaysAndLoses(t *testing.T) {
 	})
 }
 
-// Of four hosts that train, the cable of one is pulled, and put back. The loss of the test images after each step
-// equals the loss of an undisturbed training: except for rounding, the sum of a batch's gradients does not depend on
-// the number of members that share it.
+// Four hosts train, and the cable of one is pulled and put back. The test loss after each step equals the loss of an
+// undisturbed training: except for rounding, the sum of a batch's gradients does not depend on the number of members.
 func TestPulled(t *testing.T) {
 	if os.Getenv("TUTTI_EXTENDED") == "" {
 		t.Skip("waits for the silence of a host; set TUTTI_EXTENDED")
@@ -158,7 +156,7 @@ func TestPulled(t *testing.T) {
 	t.Logf("the longest of %d times from test to test is %.2f s", len(got.Tests), pause)
 }
 
-// The secret of a job is in the environment of its processes, and on no command line, which others can see.
+// A job's secret is in the environment of its processes, and on no command line, which others can see.
 func TestClusterKeepsTheSecret(t *testing.T) {
 	t.Parallel()
 	withoutMPI(t)
@@ -170,7 +168,7 @@ func TestClusterKeepsTheSecret(t *testing.T) {
 	assert.Equal(t, secrets[0], secrets[1])
 }
 
-// withoutMPI skips where ranks cannot run on emulated clusters without MPI.
+// withoutMPI skips the test if ranks cannot run on emulated clusters without MPI.
 func withoutMPI(t *testing.T) {
 	t.Helper()
 	if err := cluster.Available(cluster.NoMPI); err != nil {
@@ -178,7 +176,7 @@ func withoutMPI(t *testing.T) {
 	}
 }
 
-// Without MPI, a rank that fails ends the others, and its exit code is the job's.
+// Without MPI, a failed rank ends the others, and its exit code is the job's.
 func TestClusterEndsWithTheFirstRankThatFails(t *testing.T) {
 	t.Parallel()
 	withoutMPI(t)
@@ -193,7 +191,7 @@ func TestClusterEndsWithTheFirstRankThatFails(t *testing.T) {
 	assert.Contains(t, stderr, "tutti: rank 1 on host1: signal: killed (out of memory? see dmesg)\n")
 }
 
-// Without MPI, each rank that runs gets the signal that the command gets, also while others start.
+// Without MPI, each running rank gets the signal that the command gets, even while others start.
 func TestClusterTellsItsRanks(t *testing.T) {
 	t.Parallel()
 	withoutMPI(t)
@@ -242,11 +240,10 @@ func TestClusterNumbersItsRanks(t *testing.T) {
 	}, ranks)
 }
 
-// marker is the variable by which the processes of a test are found.
+// marker is the variable that identifies the processes of a test.
 const marker = "TUTTI_TEST_CLUSTER"
 
-// marked lists the processes on this machine with the marker in their
-// environment.
+// marked lists the processes on this machine with the marker in their environment.
 func marked(t *testing.T, value string) (commands []string) {
 	t.Helper()
 	environments, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -260,7 +257,7 @@ func marked(t *testing.T, value string) (commands []string) {
 	return commands
 }
 
-// However a run ends, nothing of it stays.
+// However a run ends, nothing of it is left.
 func TestClusterLeavesNothing(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)
@@ -288,11 +285,11 @@ func TestClusterLeavesNothing(t *testing.T) {
 				assert.NotEmpty(t, marked(t, value), "the test would see them")
 				require.NoError(t, cmd.Process.Signal(signal))
 			}
-			for out.Scan() { // to the end of the last process that could write
+			for out.Scan() { // until the last process that could write has ended
 			}
 			_ = cmd.Wait()
 			assert.Equal(t, want, cmd.ProcessState.ExitCode(), "%v", signal)
-			if signal == syscall.SIGKILL { // the kernel tidies up by itself
+			if signal == syscall.SIGKILL { // the kernel cleans up by itself
 				assert.Eventually(t, func() bool { return len(marked(t, value)) == 0 }, time.Minute, 20*time.Millisecond)
 			}
 			assert.Empty(t, marked(t, value), "%v", signal)
@@ -307,7 +304,7 @@ func TestClusterLeavesNothing(t *testing.T) {
 	})
 }
 
-// A program's own Reducer runs on clusters of all kinds, and tutti plot draws what it prints.
+// A program's own Reducer runs on clusters of all kinds, and tutti plot draws its output.
 func TestClusterRunsReducer(t *testing.T) {
 	tutti := build(t)
 	t.Setenv("OMPI_MCA_plm", "isolated") // some containers keep Open MPI to one host

@@ -26,8 +26,8 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// fakeSSH is a client of ssh that runs the command here, as another host would: in a home directory, with few variables.
-// Some hosts are down, or have no tutti, or another one.
+// fakeSSH is an ssh client that runs the command here, as on another host: in a home directory and with few
+// variables. Some hosts are down, or have no tutti, or a different one.
 const fakeSSH = `#!/bin/sh
 printf '%s\n' "$@" >> "$FAKE/arguments"
 env >> "$FAKE/environment"
@@ -48,13 +48,13 @@ echo Welcome
 exec env -i HOME="$FAKE" PATH=/usr/bin:/bin sh -c "$command"
 `
 
-// numberedSSH runs a client, and notes the number of the process for each host.
+// numberedSSH runs a client and records the process number for each host.
 const numberedSSH = `#!/bin/sh
 for word do case $word in *.invalid) echo $$ > "$FAKE/$word.pid";; esac; done
 exec "$FAKE/client" "$@"
 `
 
-// spreadJob is a job of launch --hosts whose ssh is another one.
+// spreadJob is a job of launch --hosts with another ssh.
 func spreadJob(t *testing.T, script string, args ...string) (cmd *exec.Cmd, fake string) {
 	t.Helper()
 	fake = t.TempDir()
@@ -80,11 +80,11 @@ func finish(cmd *exec.Cmd) (stdout, stderr string, code int) {
 	return out.String(), patience.ReplaceAllString(errs.String(), ""), cmd.ProcessState.ExitCode()
 }
 
-// patience is what a launcher says on a machine that is slow.
+// patience matches the lines that a launcher prints on a slow machine.
 var patience = regexp.MustCompile(`(?m)^tutti: after .*\n|^(.*: )?tutti: .* (still running|to end).*\n`)
 
-// One command runs the ranks of several hosts, in the order of the hosts, with the settings and the directory from here.
-// The secret is nowhere but in the standard input.
+// One command runs the ranks of several hosts, in the order of the hosts, with this host's settings and directory.
+// Only standard input contains the secret.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	cmd, fake := spreadJob(t, fakeSSH, "--hosts", "alpha.invalid:2,localhost,alpha.invalid", "sh", "-c",
@@ -110,7 +110,7 @@ func TestHosts(t *testing.T) {
 	assert.NotContains(t, string(arguments), "noise", "the job's words either")
 }
 
-// Launchers of one machine listen on ports that differ.
+// Launchers on one machine listen on different ports.
 func TestHostsOfOneMachine(t *testing.T) {
 	t.Parallel()
 	cmd, _ := spreadJob(t, fakeSSH, "--no-prefix", "--hosts", "localhost:1,127.0.0.1:2", "sh", "-c", `echo "$TUTTI_RANK: $TUTTI_LOCAL_RANK of $TUTTI_LOCAL_WORLD_SIZE"`)
@@ -121,7 +121,7 @@ func TestHostsOfOneMachine(t *testing.T) {
 	assert.Equal(t, []string{"0: 0 of 3", "1: 1 of 3", "2: 2 of 3"}, said)
 }
 
-// Launchers of one machine share its processors, and refuse more bound ranks than these.
+// Launchers on one machine share its processors, and refuse more bound ranks than processors.
 func TestBoundHostsOfOneMachine(t *testing.T) {
 	t.Parallel()
 	const hosts = "localhost:1,127.0.0.1:1"
@@ -142,7 +142,7 @@ func TestBoundHostsOfOneMachine(t *testing.T) {
 	}
 }
 
-// A job whose secret is in a file, or random, has it in no variable of ssh.
+// A job whose secret is random or in a file passes it in no variable of ssh.
 func TestHostsHaveTheSecretOfAFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -164,7 +164,7 @@ func TestHostsHaveTheSecretOfAFile(t *testing.T) {
 	}
 }
 
-// The ranks of several hosts train together, to the weights that goroutines get, and rank 0 prints.
+// The ranks of several hosts train together, to the same weights as goroutines, and rank 0 prints.
 func TestHostsTrain(t *testing.T) {
 	t.Parallel()
 	options := "train --epochs 1 --pattern oktopk --json --out " + t.TempDir()
@@ -181,7 +181,7 @@ func TestHostsTrain(t *testing.T) {
 	assert.NotEmpty(t, lines[result](t, got)[0].Hash)
 }
 
-// twoNetworks has two hosts that a cable joins, and runs a job from a machine without any network.
+// twoNetworks has two hosts joined by a cable, and runs a job from a machine without a network.
 const twoNetworks = `set -e
 mount -t tmpfs tutti /mnt
 touch /mnt/a.invalid /mnt/b.invalid
@@ -194,7 +194,7 @@ nsenter --net=/mnt/b.invalid sh -c "$up 192.168.1.6/24"
 exec "$@"
 `
 
-// Hosts train together that reach each other, from a machine that neither reaches but by ssh.
+// Hosts that reach each other train together, started from a machine that neither reaches except by ssh.
 func TestHostsOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)
@@ -216,7 +216,7 @@ func TestHostsOfAnotherNetwork(t *testing.T) {
 	assert.Equal(t, lines[result](t, want), got)
 }
 
-// mustFind is the file of a program.
+// mustFind returns the file of a program.
 func mustFind(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -224,7 +224,7 @@ func mustFind(t *testing.T, name string) string {
 	return path
 }
 
-// Why a host takes no part is one line, which names the host, the reason and a remedy.
+// A single line says why a host takes no part. It names the host, the reason and a remedy.
 func TestHostsThatTakeNoPart(t *testing.T) {
 	t.Parallel()
 	program := []string{"sh", "-c", "echo runs"}
@@ -257,7 +257,8 @@ func TestHostsThatTakeNoPart(t *testing.T) {
 	assert.Regexp(t, `^tutti: (localhost|a.invalid): ./missing is neither a command of tutti nor a program: .*\n$`, stderr)
 }
 
-// An elastic job is over when the ranks of all hosts have ended, also of one that comes later than the others have gone.
+// An elastic job is over when the ranks of all hosts have ended, including a host that comes after the others have
+// gone.
 func TestAHostThatComesLate(t *testing.T) {
 	t.Parallel()
 	script := strings.Replace(fakeSSH, "case $host in\n", `case $host in
@@ -270,7 +271,7 @@ late.invalid) while [ ! -e "$FAKE/ended" ]; do sleep 0.05; done;;
 	assert.Equal(t, "rank 0\nrank 1\n", stdout)
 }
 
-// A directory that a host does not have is its home directory instead, which is said.
+// A host without the directory uses its home directory, and the launcher says so.
 func TestHostsWithoutTheDirectory(t *testing.T) {
 	t.Parallel()
 	script := strings.Replace(fakeSSH, "\nexec env", "\nrmdir \"$GONE\"\nexec env", 1)
@@ -282,7 +283,7 @@ func TestHostsWithoutTheDirectory(t *testing.T) {
 	assert.Equal(t, fmt.Sprintf("a.invalid: tutti: chdir %s: no such file or directory: the ranks of this host run in %s\n", cmd.Dir, fake), stderr)
 }
 
-// A rank that fails ends the job on all hosts, with its exit code, and is named with its host.
+// A failed rank ends the job on all hosts with its exit code, and is named with its host.
 func TestARankOfAHostFails(t *testing.T) {
 	t.Parallel()
 	cmd, _ := spreadJob(t, fakeSSH, "--hosts", "a.invalid:2,b.invalid:2", "sh", "-c", "[ $TUTTI_RANK != 3 ] || exit 7; sleep 600")
@@ -291,7 +292,7 @@ func TestARankOfAHostFails(t *testing.T) {
 	assert.Regexp(t, `^tutti: rank 3 on .*: exit status 7\n$`, stderr)
 }
 
-// A job whose output is not read meanwhile ends as its ranks did, also where it is more than this launcher keeps.
+// A job whose output is not read ends as its ranks did, even if the output exceeds the launcher's buffer.
 func TestHostsWhoseOutputIsNotRead(t *testing.T) {
 	for _, bytes := range []int{1_150_000, 1_500_000} {
 		for _, code := range []int{0, 7} {
@@ -323,7 +324,7 @@ func TestHostsWhoseOutputIsNotRead(t *testing.T) {
 	}
 }
 
-// A user signal of the launcher reaches the ranks of all hosts, in a job of any kind.
+// A user signal to the launcher reaches the ranks of all hosts, in jobs of any kind.
 func TestHostsHaveUserSignals(t *testing.T) {
 	t.Parallel()
 	for _, kind := range [][]string{nil, {"--min", "1"}} {
@@ -341,7 +342,7 @@ func TestHostsHaveUserSignals(t *testing.T) {
 	}
 }
 
-// sshFiles makes the settings of a server and a client of ssh. The script is such a client.
+// sshFiles makes the settings of an ssh server and client. The script is such a client.
 func sshFiles(t *testing.T, address, port string) (server, dir, script string) {
 	t.Helper()
 	server, err := exec.LookPath("/usr/sbin/sshd")
@@ -371,7 +372,7 @@ func sshFiles(t *testing.T, address, port string) (server, dir, script string) {
 	return server, dir, fmt.Sprintf("#!/bin/sh\nexec %s -F %s/config \"$@\"\n", client, dir)
 }
 
-// sshServer starts a server of ssh for this test, and returns a client of it.
+// sshServer starts an ssh server for this test and returns a client for it.
 func sshServer(t *testing.T) (script string) {
 	t.Helper()
 	_, port, _ := strings.Cut(jobtest.Address(t, 1), ":")
@@ -395,8 +396,8 @@ func sshServer(t *testing.T) (script string) {
 	return script
 }
 
-// Nothing of a job is left on any host when it is interrupted, its launcher is killed, or a connection of ssh is cut:
-// with the client of this test, and with OpenSSH.
+// Nothing of a job is left on any host when it is interrupted, its launcher is killed, or an ssh connection is cut:
+// with this test's client, and with OpenSSH.
 func TestHostsEndTogether(t *testing.T) {
 	heedSignals(t)
 	for name, client := range map[string]func(*testing.T) string{
@@ -418,7 +419,7 @@ func TestHostsEndTogether(t *testing.T) {
 	}
 }
 
-// endTogether ends a job in some way when all of its ranks run.
+// endTogether ends a job in the given way once all of its ranks run.
 func endTogether(t *testing.T, script string, kind []string, way string) {
 	alive := filepath.Join(t.TempDir(), "alive")
 	require.NoError(t, syscall.Mkfifo(alive, 0o600))
@@ -430,7 +431,7 @@ func endTogether(t *testing.T, script string, kind []string, way string) {
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	ranks, err := os.Open(alive) // which has an end when no process of a rank is left
+	ranks, err := os.Open(alive) // it ends when no process of a rank is left
 	require.NoError(t, err)
 	ready := bufio.NewScanner(stdout)
 	for range 3 {
@@ -443,7 +444,7 @@ func endTogether(t *testing.T, script string, kind []string, way string) {
 		require.NoError(t, cmd.Process.Kill())
 	case "disconnect":
 		disconnect(t, fake, "b.invalid")
-		if kind != nil { // the other host's ranks go on
+		if kind != nil { // the other host's ranks continue
 			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		}
 	case "disconnect the first":
@@ -467,8 +468,8 @@ func endTogether(t *testing.T, script string, kind []string, way string) {
 	}
 }
 
-// A host whose launcher hangs is named within the silence of ranks, and nothing of the job is left when the launcher
-// runs again. An elastic job goes on without it, unless it is the first.
+// A hanging launcher's host is named within the silence of ranks, and nothing of the job is left when the launcher
+// runs again. An elastic job goes on without that host, unless it is the first.
 func TestAHostThatHangs(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
@@ -485,7 +486,7 @@ func TestAHostThatHangs(t *testing.T) {
 	t.Run("one of an elastic job", func(t *testing.T) { hang(t, fakeSSH, elastic, 1) })
 }
 
-// hang stops the launcher of a host when all ranks of a job run.
+// hang stops a host's launcher once all ranks of a job run.
 func hang(t *testing.T, script string, kind []string, host int) {
 	t.Parallel()
 	alive := filepath.Join(t.TempDir(), "alive")
@@ -499,7 +500,7 @@ func hang(t *testing.T, script string, kind []string, host int) {
 	stderr, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	ranks, err := os.Open(alive) // which has an end when no process of a rank is left
+	ranks, err := os.Open(alive) // it ends when no process of a rank is left
 	require.NoError(t, err)
 	ready := bufio.NewScanner(stdout)
 	launchers := make([]int, 2)
@@ -517,7 +518,7 @@ func hang(t *testing.T, script string, kind []string, host int) {
 	for said.Scan() && !want.MatchString(said.Text()) {
 	}
 	require.Regexp(t, want, said.Text())
-	_ = syscall.Kill(launchers[host], syscall.SIGCONT) // it was killed where its host is this machine
+	_ = syscall.Kill(launchers[host], syscall.SIGCONT) // it was killed if its host is this machine
 	if kind != nil && host > 0 {
 		assert.Contains(t, said.Text(), "; the job goes on without it")
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
@@ -534,7 +535,7 @@ func hang(t *testing.T, script string, kind []string, host int) {
 	assert.Equal(t, code, cmd.ProcessState.ExitCode())
 }
 
-// pulledCable has a host with a server of ssh at the other end of a cable, which is pulled when all ranks of a job run.
+// pulledCable has a host with an ssh server at the other end of a cable, which is pulled once all ranks of a job run.
 // It waits until nothing of the job is left on either side.
 const pulledCable = `
 mount -t tmpfs tutti /mnt
@@ -554,8 +555,8 @@ left() { ps -e -o args= > now; grep -q -e '^[^ ]*tutti launch' -e '^rank-keeper'
 while left; do sleep 0.1; done
 `
 
-// TestPulledCable: the cable between a launcher and a host, which OpenSSH connects, is pulled. The launcher names the host,
-// and nothing of the job is left on the other side, whether the job's first host is there or here.
+// TestPulledCable pulls the cable between a launcher and a host that OpenSSH connects. The launcher names the host.
+// Nothing of the job is left on the other side, whether the job's first host is there or here.
 func TestPulledCable(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)
@@ -588,7 +589,7 @@ func TestPulledCable(t *testing.T) {
 	}
 }
 
-// disconnect kills the client of ssh for a host.
+// disconnect kills the ssh client of a host.
 func disconnect(t *testing.T, fake, host string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(fake, host+".pid"))

@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// Flags of tcp are variables of the ranks.
+// Flags of tcp become variables of the ranks.
 func TestLaunchFlagsOfTCP(t *testing.T) {
 	t.Parallel()
 	stdout, stderr, err := execute(t, build(t), "launch", "--tcp-silence", "30s", "--tcp-listen", "127.0.0.1", "sh", "-c", "echo $TUTTI_TCP_SILENCE $TUTTI_TCP_LISTEN")
@@ -32,7 +32,8 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 	assert.Contains(t, stderr, `TUTTI_TCP_SILENCE="30"`)
 }
 
-// Ranks that tutti launch starts train together though nobody names a backend, and alone where one does that cannot.
+// Ranks of tutti launch train together if no backend is named, and separately on a backend that cannot join
+// processes.
 func TestLaunchedRanksTrainTogether(t *testing.T) {
 	t.Parallel()
 	hash := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)
@@ -51,8 +52,8 @@ func TestLaunchedRanksTrainTogether(t *testing.T) {
 	assert.Contains(t, stderr, "a world of its own")
 }
 
-// A member that nobody joins says what it waits for, and ends in order when it is interrupted. The directory for pictures, which may be other
-// members' too, stays.
+// A member that nobody joins says what it waits for, and ends in order when it is interrupted. The directory for
+// pictures stays, because other members may use it.
 func TestInterruptedAlone(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)
@@ -75,7 +76,7 @@ func TestInterruptedAlone(t *testing.T) {
 	assert.Equal(t, []string{"[0] tutti: interrupted", "tutti: interrupted"}, text[max(len(text)-2, 0):])
 }
 
-// A machine whose launcher is told to end leaves an elastic job in order: none of its members' residuals is lost.
+// A machine whose launcher is asked to end leaves an elastic job in order: no member's residual is lost.
 func TestAMachineLeaves(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)
@@ -112,8 +113,9 @@ func TestAMachineLeaves(t *testing.T) {
 	assert.NotContains(t, strings.Join(*said, "\n"), "residuals of lost members")
 }
 
-// twoMachines runs the scripts $FIRST and $SECOND in two networks that a cable joins, and ends with the first exit code
-// that is not 0. The second one has the secret that the first one has or makes. Everything is gone with the namespaces.
+// twoMachines runs the scripts $FIRST and $SECOND in two networks joined by a cable, and ends with the first exit
+// code other than 0. The second one has the secret that the first one has or makes. Everything disappears with the
+// namespaces.
 const twoMachines = `set -e
 mount -t tmpfs tutti /mnt
 touch /mnt/net
@@ -147,8 +149,8 @@ func namespaces(t *testing.T) (inside func(script string) []string) {
 	return inside
 }
 
-// Two machines without MPI train together by the two commands of each document, to the weights that ranks of one process
-// get.
+// Two machines without MPI train together by the two commands in each document, to the same weights as ranks of one
+// process.
 func TestTwoMachinesByTheDocuments(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)
@@ -188,8 +190,8 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 	}
 }
 
-// cable is twoMachines with addresses that hold on the cable alone, $ONE and $TWO, and interfaces of two names. The second
-// machine runs the command that the first one prints, as it is.
+// cable is twoMachines with addresses that are valid only on the cable, $ONE and $TWO, and different interface names.
+// The second machine runs the command that the first one prints, unchanged.
 const cable = `set -e
 mount -t tmpfs tutti /mnt
 touch /mnt/net
@@ -205,8 +207,8 @@ nsenter --net=/mnt/net sh -e command > second 2> second.err
 wait $first
 `
 
-// Two machines on a cable, which have addresses that hold there alone, find each other by the command that the first one
-// prints: of IPv6, it names no interface, as that is another one on each machine.
+// Two machines whose addresses are valid only on their cable find each other by the command that the first one
+// prints. For IPv6 the command names no interface, because interfaces differ between the machines.
 func TestTwoMachinesOnACable(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)

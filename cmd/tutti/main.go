@@ -1,5 +1,5 @@
-// Command tutti shows what this machine offers to package tutti, trains a
-// small network with every communication pattern, and measures collectives.
+// Command tutti shows the communication hardware of this machine, trains a small network with every communication
+// pattern, and measures collectives.
 //
 //	tutti info
 //	tutti train
@@ -18,7 +18,7 @@ import (
 
 func main() {
 	launch.Keep()
-	// "" if the system does not tell: what argv[0] names may be another program.
+	// "" if the system does not know: argv[0] may name another program.
 	backend.ProbeMPI, _ = os.Executable()
 	os.Exit(cli.Main(os.Args[1:], os.Stdout, os.Stderr))
 }

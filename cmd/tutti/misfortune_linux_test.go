@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// misfortunes runs $FIRST and $SECOND on two machines, as twoMachines does, and $ACTION when they have started. It leaves
-// the exit codes in files, and what is left of processes, ports and memory that has names.
+// misfortunes runs $FIRST and $SECOND on two machines, as twoMachines does, and $ACTION when they have started. It
+// writes the exit codes, and remaining processes, ports and named memory, to files.
 const misfortunes = `
 mount -t tmpfs tutti /mnt
 mount -t tmpfs tutti /dev/shm
@@ -63,35 +63,35 @@ while survivors && test $tries -gt 0; do tries=$((tries - 1)); sleep 0.1; done
 find /dev/shm -mindepth 1 > shared
 `
 
-// misfortune is something that goes wrong, and how the launchers end.
+// misfortune is a failure and the expected end of the launchers.
 type misfortune struct {
 	first  string        // options of the first launcher, besides --machines 2 -n 2
-	second string        // of the second one, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
-	rival  bool          // the second launcher is of another version
+	second string        // of the second launcher, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
+	rival  bool          // the second launcher has another version
 	ranks  string        // their command; "" works until a rank is lost
 	before string        // commands before the launchers start
-	action string        // commands when they have
-	killed bool          // a launcher is killed: its ranks end a moment after it, and not before
-	amiss  bool          // something is wrong from the start of the second launcher, or of the first if it is alone
-	early  string        // the line that names the culprit, a regular expression, if another one comes last
-	within time.Duration // from what goes wrong to that line; 0 for 5 s, untimed if nothing has to be named by then
-	one    string        // the last line of the first launcher, a regular expression, and its exit code
+	action string        // commands after they have started
+	killed bool          // a launcher is killed, and its ranks end a moment later
+	amiss  bool          // the failure exists when the second launcher starts, or the first if it is alone
+	early  string        // a regular expression for the line that names the culprit, if another one comes last
+	within time.Duration // from the failure to that line; 0 for 5 s; untimed if the line may come later
+	one    string        // a regular expression for the first launcher's last line, and its exit code
 	code   int
-	two    string            // the same of the second one; "" is as the first
-	other  int               // its code, 0 as the first
+	two    string            // the second launcher's last line; "" if like the first's
+	other  int               // its exit code; 0 if like the first's
 	said   map[string]string // by file, a regular expression that it matches
 }
 
-// untimed is for misfortunes of which nobody is told by then, and for what is none.
+// untimed is for misfortunes that nobody needs to report in time, and for runs without one.
 const untimed = -1
 
-// promptly is what every misfortune is to be told within, unless the user has set a time that comes before.
+// promptly is the time within which every misfortune must be reported, unless the user has set a shorter time.
 const promptly = 5 * time.Second
 
-// remote is the second machine's rank in last lines.
+// remote begins the last lines about the second machine's rank.
 const remote = `tutti: rank 2 on \S+ \(192\.168\.1\.6\): `
 
-// happenings are the misfortunes by their names.
+// happenings are the misfortunes by name.
 var happenings = map[string]misfortune{
 	"a rank is killed": {
 		action: `work; strike; kill -9 $(cat rank2)`,
@@ -266,7 +266,7 @@ var happenings = map[string]misfortune{
 	"a third machine": {
 		within: untimed,
 		action: `work; "$TUTTI" launch --join 192.168.1.5:29400 $WORK > third 2> third.err; touch end`,
-		one:    `.*`, code: 0, // a machine that takes its time has others say who is here
+		one:    `.*`, code: 0, // a slow machine: the others report which ones are here
 		said: map[string]string{"third.err": `the job at 192\.168\.1\.5:29400 has its 2 machines already`},
 	},
 	"machines come in another order": {
@@ -274,7 +274,7 @@ var happenings = map[string]misfortune{
 		first:  "--machines 3", ranks: `sh -c "echo this is rank \$TUTTI_RANK"`,
 		action: `until grep -q joined second.err; do sleep 0.05; done
 			"$TUTTI" launch --join 192.168.1.5:29400 -n 1 sh -c 'echo this is rank $TUTTI_RANK' > third 2> third.err`,
-		one:  `.*`, // ranks follow the order of arrival, not of hosts or addresses
+		one:  `.*`, // ranks follow the order of arrival, not hosts or addresses
 		said: map[string]string{"first": `this is rank [01].*this is rank [01]`, "second": `this is rank 2`, "third": `this is rank 3`},
 	},
 	"a rank ends before the others have come": {
@@ -334,7 +334,7 @@ var happenings = map[string]misfortune{
 	},
 }
 
-// launched are rows of a review by newcomers that are misfortunes: the others are in [situations].
+// launched are rows of a review by newcomers that are misfortunes here. [situations] has the others.
 var launched = map[string]string{
 	"wrong secret":                   "another secret",
 	"file missing":                   "no secret",
@@ -359,11 +359,11 @@ func TestNewcomersLaunched(t *testing.T) {
 	}
 }
 
-// scaffold are the files that a misfortune needs itself: all others have been left by launchers and ranks.
+// scaffold matches the files that a misfortune itself needs. All others were left by launchers and ranks.
 var scaffold = regexp.MustCompile(`^((first|second|third)(\.err|\.rc)?|rank\d|\w+\.\d|end|now|left|ports|shared|struck|bad|other|secret|diagnosis|tutti-record-\d\.json|` +
 	`\.config/tutti/secret)$`)
 
-// TestMisfortunes: whatever goes wrong, the last line names the culprit, and nothing is left of the job.
+// TestMisfortunes checks that after any misfortune the last line names the culprit and nothing is left of the job.
 func TestMisfortunes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
@@ -378,11 +378,11 @@ func TestMisfortunes(t *testing.T) {
 		t.Skipf("needs namespaces, iproute2, nftables, procps, python3 and util-linux: %v: %s", err, out)
 	}
 	tutti := build(t)
-	// They wait most of the time, so that more of them run at once than parallel tests on few processors would.
+	// They mostly wait, so more of them run in parallel than parallel tests on few processors would.
 	slots := make(chan struct{}, 8)
 	type outcome struct {
-		dir  string        // in which it has happened
-		told time.Duration // from what has gone wrong to the line that names it
+		dir  string        // where it has happened
+		told time.Duration // from the failure to the line that names it
 		err  error         // of the script
 	}
 	clockwork, stop := context.WithCancel(t.Context())
@@ -413,8 +413,8 @@ func TestMisfortunes(t *testing.T) {
 	}
 }
 
-// allowance is how long a line may take that is due within a time: four times that, unless TUTTI_EXTENDED is set, as a
-// crowded machine may hold up the launchers and not the clock.
+// allowance is the allowed time for a line that is due within a time: four times that unless TUTTI_EXTENDED is set,
+// because a crowded machine may delay the launchers more than the clock.
 func allowance(within time.Duration) time.Duration {
 	if os.Getenv("TUTTI_EXTENDED") != "" {
 		return within
@@ -425,9 +425,9 @@ func allowance(within time.Duration) time.Duration {
 // alone reports whether there is no second launcher.
 func (m misfortune) alone() bool { return m.second == "none" }
 
-// run has it happen in a directory.
+// run makes it happen in a directory.
 func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string) (told time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // ends what hangs
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // ends hangs
 	defer cancel()
 	ranks := cmp.Or(m.ranks, "$WORK")
 	first := fmt.Sprintf("%s launch --machines 2 -n 2 %s %s", tutti, m.first, ranks)
@@ -463,10 +463,10 @@ func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string
 	return <-times, nil
 }
 
-// never is the time of what was not told, or has not gone wrong.
+// never is the time of a failure that has not happened or was not reported.
 const never = time.Hour
 
-// time returns how long it takes from what goes wrong until a line names the culprit, by the clock.
+// time returns the time from the failure to the line that names the culprit, by the clock.
 func (m misfortune) time(over context.Context, dir string) time.Duration {
 	line := cmp.Or(m.early, strings.TrimPrefix(m.one, ".*"), m.two)
 	culprit := regexp.MustCompile(line)
@@ -478,7 +478,7 @@ func (m misfortune) time(over context.Context, dir string) time.Duration {
 			struck = time.Duration(now)
 		}
 		for _, name := range []string{"first.err", "second.err"} {
-			text, _ := os.ReadFile(filepath.Join(dir, name)) // which may be there later
+			text, _ := os.ReadFile(filepath.Join(dir, name)) // it may be written later
 			if struck >= 0 && culprit.MatchString(strings.ReplaceAll(string(text), "\n", " ")) {
 				return time.Duration(now) - struck
 			}
@@ -493,14 +493,14 @@ func (m misfortune) time(over context.Context, dir string) time.Duration {
 	}
 }
 
-// tickTime is how long a tick of the clock takes on a machine that is idle.
+// tickTime is the length of a tick on an idle machine.
 const tickTime = 250 * time.Millisecond
 
-// clock is the time that has passed, in ticks: a pause, with a process and some work in each. On a machine that is
-// crowded it goes as slowly as what it measures, so that it measures what launchers wait, and not what others do.
+// clock counts ticks. A tick is a pause with one process and some work. On a crowded machine it runs as slowly as the
+// launchers, so it measures how long they wait, not how busy the machine is.
 var clock atomic.Int64
 
-// runClock has the clock go until ctx ends.
+// runClock advances the clock until ctx ends.
 func runClock(ctx context.Context) {
 	work := make([]byte, 16<<20)
 	for ctx.Err() == nil {
@@ -510,7 +510,7 @@ func runClock(ctx context.Context) {
 	}
 }
 
-// judge looks at what the launchers have said, and at what is left of them.
+// judge checks the launchers' output, and what is left of them.
 func (m misfortune) judge(t *testing.T, dir string) {
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(dir, name))

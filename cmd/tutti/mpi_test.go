@@ -23,7 +23,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// result is a line of `tutti train --json`, without the times.
+// result is a line of `tutti train --json` without the times.
 type result struct {
 	Pattern  string  `json:"pattern"`
 	Ranks    int     `json:"ranks"`
@@ -33,7 +33,7 @@ type result struct {
 	Ratio    float64 `json:"ratio_to_dense"`
 }
 
-// command makes a command with a bounded time.
+// command makes a command with a time limit.
 func command(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -54,7 +54,7 @@ func execute(t *testing.T, program string, args ...string) (stdout, stderr strin
 	return out.String(), errs.String(), err
 }
 
-// lines reads an object from each line.
+// lines parses an object from each line.
 func lines[T any](t *testing.T, text string) []T {
 	t.Helper()
 	var all []T
@@ -66,7 +66,7 @@ func lines[T any](t *testing.T, text string) []T {
 	return all
 }
 
-// Ranks that are processes of an MPI job do what ranks in one process do.
+// Ranks that are processes of an MPI job do the same as ranks in one process.
 func TestMPIJobs(t *testing.T) {
 	t.Parallel()
 	var launchers []string
@@ -86,7 +86,7 @@ func TestMPIJobs(t *testing.T) {
 	want := lines[result](t, stdout)
 	require.Len(t, want, 3)
 
-	// Without a launcher there is one rank, which is legal and seldom meant.
+	// Without a launcher there is one rank, which is allowed but seldom intended.
 	alone := []string{"bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1"}
 	_, stderr, err = execute(t, tutti, alone...)
 	require.NoError(t, err, stderr)
@@ -122,7 +122,7 @@ func TestMPIJobs(t *testing.T) {
 			assert.NotContains(t, stdout, "# allreduce")
 			assert.Contains(t, stdout+stderr, "--ranks 4 but mpirun started 2")
 
-			// A rank that never comes to MPI_Init.
+			// A rank that never reaches MPI_Init.
 			const absent = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec sleep 600; fi
 exec "$0" bench allreduce --backend mpi --timeout 1s`
 			stdout, stderr, err = execute(t, mpirun, "-n", "2", "sh", "-c", absent, tutti)
@@ -131,7 +131,7 @@ exec "$0" bench allreduce --backend mpi --timeout 1s`
 
 			testTimeout(t, mpirun, tutti)
 
-			// Rank 0 fails while the others wait for it: the job ends.
+			// Rank 0 fails while the others wait for it, and the job ends.
 			file := filepath.Join(t.TempDir(), "file")
 			require.NoError(t, os.WriteFile(file, nil, 0o600))
 			stdout, stderr, err = execute(t, mpirun, "-n", "2", tutti, "train", "--backend", "mpi", "--out", filepath.Join(file, "x"))
@@ -142,7 +142,7 @@ exec "$0" bench allreduce --backend mpi --timeout 1s`
 	}
 }
 
-// testTimeout stops a rank in the middle of a measurement: the other one aborts and says after how long.
+// testTimeout stops a rank in the middle of a measurement. The other one aborts and names the timeout.
 func testTimeout(t *testing.T, mpirun, tutti string) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	const script = `if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then echo $$ > "$1"; fi
@@ -163,7 +163,7 @@ exec "$0" bench allreduce --backend mpi --timeout 5s --step 2 --rounds 50`
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
-	defer syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // the launcher did
+	defer syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // the launcher killed it
 	_, err = io.Copy(io.Discard, out)
 	require.NoError(t, err)
 	require.ErrorAs(t, cmd.Wait(), new(*exec.ExitError))

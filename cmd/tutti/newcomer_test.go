@@ -24,11 +24,11 @@ import (
 // member is a process of a job without a launcher.
 type member struct {
 	env  string // in addition to its rank's
-	says string // a regular expression that its output matches
+	says string // a regular expression for its output
 	code int
 }
 
-// situation is what happens to a newcomer who starts the processes of a job by hand, each with its rank in the
+// situation is a situation of a newcomer who starts the processes of a job by hand, each with its rank in the
 // environment.
 type situation struct {
 	role     string   // of the processes, "" for "works"
@@ -37,10 +37,10 @@ type situation struct {
 	members  []member
 }
 
-// impatient are ranks that nobody meets: they end after this time.
+// impatient is the environment of ranks that wait in vain: they end after this time.
 const impatient = "TUTTI_CONNECT_TIMEOUT=5s "
 
-// situations are what newcomers have met who started ranks by hand, by the rows of a review's tables: who sees what.
+// situations are the situations of newcomers who started ranks by hand, by the rows of a review's tables.
 var situations = map[string]situation{
 	"wrong secret": {members: []member{
 		{env: impatient, says: `it knows another secret: .*TUTTI_SECRET or the file`, code: 1},
@@ -101,17 +101,17 @@ var situations = map[string]situation{
 	}},
 }
 
-// started are processes of a job, and what they have said.
+// started holds the processes of a job and their output.
 type started struct {
 	members []member
 	running []*exec.Cmd // nil for a rank that does not come
 	said    []bytes.Buffer
 }
 
-// TestNewcomers: each row of a review's tables has its words, on each rank.
+// TestNewcomers checks the output of each rank in each row of a review's tables.
 func TestNewcomers(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // ends what hangs
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // ends hangs
 	defer cancel()
 	jobs := map[string]*started{}
 	for name, s := range situations {
@@ -157,7 +157,7 @@ func (s situation) start(ctx context.Context, t *testing.T) *started {
 	return job
 }
 
-// occupy is another program at an address, which does not understand what it is told.
+// occupy is another program at an address. It does not understand its clients.
 func occupy(t *testing.T, address string) {
 	l, err := net.Listen("tcp", address)
 	require.NoError(t, err)
@@ -169,13 +169,13 @@ func occupy(t *testing.T, address string) {
 	}()
 }
 
-// judge waits for the ends of the processes, and reads what they have said.
+// judge waits until the processes have ended and checks their output.
 func (job *started) judge(t *testing.T) {
 	for rank, cmd := range job.running {
 		if cmd == nil {
 			continue
 		}
-		_ = cmd.Wait() // its code is judged
+		_ = cmd.Wait() // the code is checked elsewhere
 		want := job.members[rank]
 		text := strings.ReplaceAll(job.said[rank].String(), "\n", " ")
 		assert.Equal(t, want.code, cmd.ProcessState.ExitCode(), "rank %d: %s", rank, text)

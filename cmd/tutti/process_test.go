@@ -26,7 +26,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
-// built makes the command, once.
+// built builds the command once.
 var built = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "tutti-test-"); err != nil {
 		return "", err
@@ -38,7 +38,7 @@ var built = sync.OnceValues(func() (dir string, err error) {
 	return dir, err
 })
 
-// build returns the path of the command, which it makes.
+// build returns the path of the command.
 func build(t *testing.T) (path string) {
 	t.Helper()
 	dir, err := built()
@@ -47,7 +47,7 @@ func build(t *testing.T) (path string) {
 }
 
 func TestMain(m *testing.M) {
-	launch.Keep() // a launcher that a test is starts its ranks by it
+	launch.Keep() // a test that is a launcher starts its ranks with it
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		os.Exit(play(role))
 	}
@@ -59,8 +59,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// heedSignals has the processes that a test starts heed signals that a shell may have
-// told this one to ignore: nohup that to hang up, a script's & the interrupt.
+// heedSignals makes the processes that a test starts heed signals that a shell may have made this one ignore: SIGHUP
+// under nohup, SIGINT after a script's &.
 func heedSignals(t *testing.T) {
 	t.Helper()
 	signals := make(chan os.Signal, 1)
@@ -68,7 +68,7 @@ func heedSignals(t *testing.T) {
 	t.Cleanup(func() { signal.Stop(signals) })
 }
 
-// A file that may not grow is an error that names it, and leaves no part of it behind.
+// A write beyond the limit of a file's size is an error that names the file and leaves no part of it behind.
 func TestAFileThatMayNotGrow(t *testing.T) {
 	dir := t.TempDir()
 	cmd := command(t, "sh", "-c", `ulimit -f 4; exec "$0" "$@"`, build(t), "train", "--ranks", "2", "--epochs", "1", "--pattern", "dense", "--out", dir)
@@ -88,8 +88,7 @@ func TestAFileThatMayNotGrow(t *testing.T) {
 	}
 }
 
-// A signal ends a measurement that would go on for hours, with the exit code
-// that shells expect.
+// A signal ends a measurement that would run for hours, with the exit code that shells expect.
 func TestSignalsEndTheCommand(t *testing.T) {
 	heedSignals(t)
 	tutti := build(t)
@@ -102,7 +101,7 @@ func TestSignalsEndTheCommand(t *testing.T) {
 		syscall.SIGTERM: {"tutti: terminated\n", 143},
 	} {
 		cmd := command(t, tutti, "bench", "allreduce", "--ranks", "2", "--max", "8", "--iters", "1000000000", "--rounds", "1")
-		// The note that such a job gets on stderr says that it is about to begin.
+		// The note that such a job writes to stderr shows that it is about to begin.
 		cmd.Env = append(cmd.Env, "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0")
 		stderr, err := cmd.StderrPipe()
 		require.NoError(t, err)
@@ -122,7 +121,7 @@ func TestSignalsEndTheCommand(t *testing.T) {
 	}
 }
 
-// A signal that a shell was told to ignore stays ignored.
+// A signal that a shell has ignored stays ignored.
 func TestNohup(t *testing.T) {
 	tutti := build(t)
 	cmd := command(t, "sh", "-c", `trap "" HUP; exec "$0" "$@"`, tutti, "bench", "allreduce", "--ranks", "2", "--max", "8", "--iters", "1000000000", "--rounds", "1")
@@ -141,8 +140,7 @@ func TestNohup(t *testing.T) {
 	assert.Error(t, cmd.Wait())
 }
 
-// The command starts itself to look for MPI, and not whatever has the name that
-// it was called by.
+// The command starts itself to look for MPI, not another program with the name by which it was called.
 func TestInfoStartsItself(t *testing.T) {
 	tutti := build(t)
 	witness := filepath.Join(t.TempDir(), "tutti-by-another-name")
@@ -155,8 +153,8 @@ func TestInfoStartsItself(t *testing.T) {
 	assert.NoFileExists(t, ran)
 }
 
-// The output of commands in the README and the tutorial equals what the commands print, except for numbers, and fits
-// 80 columns. A line of dots stands for the lines that follow.
+// The output of commands in the README and the tutorial equals the commands' output, except for numbers, and fits 80
+// columns. A line of dots stands for the lines that follow.
 func TestOutputInTheDocuments(t *testing.T) {
 	t.Parallel()
 	number := regexp.MustCompile(`^([0-9.]+|─+)$`)
@@ -191,7 +189,8 @@ func TestOutputInTheDocuments(t *testing.T) {
 	}
 }
 
-// A reader of the output that ends has the ranks told to end, with their grace, and no word: the pipe's code says it.
+// When the reader of the output ends, the ranks are asked to end, with their grace period, and no line is printed:
+// the exit code of a pipe says it.
 func TestAReaderThatEnds(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "saved")
 	script := `trap 'echo saved > "$0"; exit 0' TERM; while :; do echo line; sleep 0.01; done`
@@ -212,8 +211,7 @@ func TestAReaderThatEnds(t *testing.T) {
 	assert.NotContains(t, stderr.String(), "tutti:")
 }
 
-// A terminal that is closed hangs up more than once, and the ranks have their grace. An interrupt that comes again kills
-// them.
+// A closed terminal hangs up more than once, and the ranks keep their grace period. A second interrupt kills them.
 func TestSignalsThatComeAgain(t *testing.T) {
 	heedSignals(t)
 	tutti := build(t)

@@ -12,13 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// foreign are texts of the system and of other programs, which readers look for as well.
+// foreign are texts of the system and of other programs that readers search for as well.
 var foreign = []string{
 	"i/o timeout", "connection refused", "address already in use", "signal: killed", "out of memory",
 	"There are not enough slots", "Duplicate GPU detected",
 }
 
-// sources are the texts in the Go files of the library and of the command, of which those in several lines are one.
+// sources returns the texts in the Go files of the library and of the command. A text on several lines is one.
 func sources(t *testing.T) string {
 	var all strings.Builder
 	joint := regexp.MustCompile(`["` + "`" + `]\s*\+\s*["` + "`" + `]`)
@@ -37,7 +37,7 @@ func sources(t *testing.T) string {
 	return all.String()
 }
 
-// The texts on the page of troubles equal what the programs print, except for names and numbers.
+// The texts in docs/troubleshooting.md equal the programs' texts, except for names and numbers.
 func TestSymptomsAreTexts(t *testing.T) {
 	page, err := os.ReadFile("../../docs/troubleshooting.md")
 	require.NoError(t, err)
@@ -50,10 +50,10 @@ func TestSymptomsAreTexts(t *testing.T) {
 		if !isRow {
 			continue
 		}
-		cell, _, _ = strings.Cut(cell, " | ") // the symptom; others are remedies
+		cell, _, _ = strings.Cut(cell, " | ") // the symptom; other cells are remedies
 		for _, quoted := range quote.FindAllStringSubmatch(cell, -1) {
 			if !strings.Contains(quoted[1], " ") || isForeign(quoted[1]) {
-				continue // a name, or another program's text
+				continue // a name, or a text of another program
 			}
 			for _, piece := range varying.Split(quoted[1], -1) {
 				piece = strings.Trim(piece, " ,;:()=|")

@@ -22,10 +22,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// roleVariable has the test binary be something else than tests.
+// roleVariable gives the test binary a role other than running tests.
 const roleVariable = "TUTTI_TEST_ROLE"
 
-// roles are what it can be.
+// roles are the possible roles.
 var roles = map[string]func() error{
 	"works": func() error {
 		if told("gone", os.Getenv("TUTTI_RANK")) {
@@ -37,7 +37,7 @@ var roles = map[string]func() error{
 	"rival":  rival,
 }
 
-// play is what the test binary does in its role, and returns its exit code.
+// play runs the test binary's role and returns its exit code.
 func play(role func() error) int {
 	err := role()
 	if err == nil {
@@ -47,9 +47,9 @@ func play(role func() error) int {
 	return 1
 }
 
-// rival is a launcher of another version than the command, which joins the address in its arguments.
+// rival is a launcher whose version differs from the command's. It joins the address in its arguments.
 func rival() error {
-	if err := os.Setenv(roleVariable, "works"); err != nil { // of the ranks that it would start
+	if err := os.Setenv(roleVariable, "works"); err != nil { // for the ranks that it would start
 		return err
 	}
 	return launch.Run(context.Background(), launch.Config{
@@ -64,7 +64,7 @@ func rival() error {
 	})
 }
 
-// told reports whether the working directory has a file that tells all ranks, or one of them, to do something.
+// told reports whether the working directory has a file that asks all ranks, or one of them, to do something.
 func told(what, rank string) bool {
 	for _, name := range []string{what, what + "." + rank} {
 		if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
@@ -74,8 +74,7 @@ func told(what, rank string) bool {
 	return false
 }
 
-// work is a rank that reduces something with the others again and again, until all are told to end, or until it is told
-// to do something else than the others.
+// work is a rank that reduces with the others until all are asked to end, or until it is asked to do something else.
 func work(ctx context.Context, r tutti.Rank) error {
 	rank := fmt.Sprint(r.Comm.Rank())
 	for step := 0; ; step++ {
@@ -100,12 +99,12 @@ func work(ctx context.Context, r tutti.Rank) error {
 		if over {
 			return nil
 		}
-		time.Sleep(time.Millisecond) // which leaves the processors to what goes wrong
+		time.Sleep(time.Millisecond) // leaves the processors to the misfortune
 	}
 }
 
-// awaitLeavers waits until nothing is left of ranks that were told to leave, and of their keepers: launchers hear of
-// their ends before this rank fails for want of them.
+// awaitLeavers waits until nothing is left of ranks that were asked to leave, and of their keepers. Launchers then
+// hear of their ends before this rank fails without them.
 func awaitLeavers() error {
 	files, err := filepath.Glob("keeper.*")
 	for _, file := range files {
@@ -124,7 +123,7 @@ func awaitLeavers() error {
 	return err
 }
 
-// agree reports whether a rank was told to end, to all of them alike.
+// agree reports whether any rank was asked to end; all ranks get the same answer.
 func agree(ctx context.Context, r tutti.Rank, rank string) (over bool, err error) {
 	flags := make([]float32, 4)
 	if told("count", rank) {
@@ -142,7 +141,7 @@ func agree(ctx context.Context, r tutti.Rank, rank string) (over bool, err error
 	if err != nil {
 		return false, err
 	}
-	defer tensor.Free() //nolint:errcheck // the runtime says what was forgotten
+	defer tensor.Free() //nolint:errcheck // the runtime reports forgotten tensors
 	if err := distributed.AllReduce(ctx, r.Comm, tensor, comm.Max); err != nil {
 		return false, err
 	}
@@ -152,7 +151,7 @@ func agree(ctx context.Context, r tutti.Rank, rank string) (over bool, err error
 	return flags[0] > 0, nil
 }
 
-// train is a rank that makes a step of training, unless what the ranks train differs.
+// train is a rank that makes a training step, and fails if the ranks train different models.
 func train(ctx context.Context, r tutti.Rank) error {
 	rank := fmt.Sprint(r.Comm.Rank())
 	shape := []int{64, 64}
