@@ -237,8 +237,8 @@ func (s *settings) read(name string) {
 	}
 }
 
-// node records the fields that a node of a package sets. A package's settings of its own options are defaults, unless
-// they come from the environment.
+// node records the fields that a node of a package sets. Settings of a package's options
+// within the package are defaults, unless they come from the environment.
 func (s *settings) node(name string, info *types.Info, n ast.Node, byEnvironment bool) {
 	set := func(object types.Object) {
 		field, ok := object.(*types.Var)

@@ -27,7 +27,7 @@ const (
 		"(etcdctl endpoint status --cluster)"
 	tooLarge = "etcd's --max-request-bytes and the client's MaxCallSendMsgSize bound a value"
 	noUser   = "etcd asks for a user: set Username and Password of its client, " +
-		"or give it a certificate whose common name is that of a user"
+		"or give it a certificate whose common name is a user"
 	otherPassword = "check Username and Password of etcd's client"
 	deletedUser   = "the user of etcd's client was deleted (etcdctl user list)"
 	noPermission  = "grant a role of the user the keys: etcdctl role grant-permission ROLE readwrite PREFIX --prefix"
@@ -70,7 +70,7 @@ var causes = map[error]cause{
 	rpctypes.ErrGRPCNotLeader:     {comm.ErrPeerFailed, "try again"},
 	rpctypes.ErrGRPCStopped:       {comm.ErrPeerFailed, "start the server again, or name others as endpoints as well"},
 	rpctypes.ErrGRPCCorrupt: {comm.ErrPeerFailed,
-		"the data of a server differs from that of the others: replace it (etcdctl alarm list)"},
+		"the data of a server differs from the others: replace it (etcdctl alarm list)"},
 	rpctypes.ErrGRPCLeaseNotFound: {comm.ErrPeerFailed, silentTooLong},
 	rpctypes.ErrGRPCFutureRev:     {comm.ErrPeerFailed, otherData},
 }

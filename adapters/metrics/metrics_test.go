@@ -175,7 +175,7 @@ func TestRestoredOuter(t *testing.T) {
 	}))
 }
 
-// Whatever the numbers and their order, no counter falls and nothing panics.
+// No counter falls and nothing panics, for any numbers in any order.
 func TestCountersNeverFall(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Log("seed", seed)

@@ -175,7 +175,7 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 	return total, err
 }
 
-// summarize returns the joint result of the ranks: the accuracy of the model, and the average number of bytes sent.
+// summarize returns the combined result of the ranks: the accuracy of the model, and the average number of bytes sent.
 func summarize(ctx context.Context, r tutti.Rank, m *model, test digits.Set, sentBytes int64) (result, error) {
 	accuracy, err := testShares(ctx, r, m, test)
 	if err != nil {

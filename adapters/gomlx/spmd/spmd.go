@@ -41,7 +41,7 @@ type backend struct {
 // compiled, all ranks compare its reductions once. If their number, order, shape, operation or groups differ,
 // compilation returns [comm.ErrMismatch] on every rank and names the ranks that differ.
 //
-// A graph gets the inputs of all devices, and a rank reads those of its own device. A rank has the results of its
+// A graph gets the inputs of all devices, and a rank reads its device's inputs. A rank has the results of its
 // device, and the results that are the same on all devices: those that follow from AllReduce over all devices, from
 // constants, and from parameters with a replicated sharding (variables of package model). Reading any other result is
 // an error that names the rank that has it.

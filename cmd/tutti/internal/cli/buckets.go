@@ -70,7 +70,8 @@ other down. A real one on GPUs is in examples/overlap.`,
 	flags.Var(console.SizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
 	flags.DurationVar(&cfg.Backward, "backward", cfg.Backward, "time of the backward pass for a bucket")
 	flags.BoolVar(&cfg.Views, "views", false, "compute gradients in the buckets, which saves a copy")
-	console.DTypeFlag(flags, &cfg.Wire, "wire", "element type that the dense pattern sends", dtype.F32, dtype.F16, dtype.BF16)
+	console.DTypeFlag(flags, &cfg.Wire, "wire", "element type that the dense pattern sends",
+		dtype.F32, dtype.F16, dtype.BF16)
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "steps of each kind, of which the median counts")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table")
 	return cmd

@@ -29,7 +29,7 @@ const (
 	Unconnected   = "unconnected"   // a rank waits for others and has no communicator yet
 )
 
-// Report is the joint result of all dumps.
+// Report is the combined result of all dumps.
 type Report struct {
 	Ranks    int       `json:"ranks"`    // of the world
 	Findings []Finding `json:"findings"` // aborts first; nil if nothing explains a hang

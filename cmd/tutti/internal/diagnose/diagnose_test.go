@@ -286,7 +286,7 @@ func fail(r Record, f dump.Failure) {
 	r.Tutti.Comms["0"] = m
 }
 
-// A rank that aborted because of its own error is named, the earliest first, even if no rank waits.
+// A rank that aborted for a reason other than a peer is named, the earliest first, even if no rank waits.
 func TestARankThatFailsFirst(t *testing.T) {
 	records := allReduces(1, 1, 1, 1)
 	fail(records[3], dump.Failure{Time: at(4), Error: "no memory"})

@@ -185,8 +185,8 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 	}
 }
 
-// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve equals that of
-// dense training.
+// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve equals
+// the curve of dense training.
 func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
 	cfg := short("dense")
 	cfg.Batch = 48
