@@ -242,18 +242,17 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// reap reaps the children that have ended, and reports whether there were any.
-func (w *watch) reap() (reaped bool) {
+// reap reaps the children that have ended.
+func (w *watch) reap() {
 	for {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case pid <= 0:
-			return reaped
+			return
 		default:
 			w.note(pid, status)
-			reaped = true
 		}
 	}
 }
@@ -279,14 +278,8 @@ func (w *watch) sweep() (left bool) {
 	if len(w.killed) == 0 && !w.alone {
 		return false
 	}
-	for time.Now().Before(w.deadline) {
-		if w.killOrphans() {
-			return true
-		}
-		// The list has no process that has ended, and what that had started may not be this process's child there yet.
-		if !w.reap() {
-			break
-		}
+	if w.killOrphans() && time.Now().Before(w.deadline) {
+		return true
 	}
 	closeAll(w.killed)
 	w.killed = nil
@@ -294,7 +287,8 @@ func (w *watch) sweep() (left bool) {
 }
 
 // killOrphans kills the descendants of this process that have no keeper, and all of them when the launcher has ended.
-// It returns false if there are none that it may kill.
+// It returns false if there are none that it may kill. Those that have ended count until they are reaped: the list may
+// have what they had started as theirs, and theirs alone.
 func (w *watch) killOrphans() (killed bool) {
 	if !canList {
 		return len(w.keepers) > 0 // which kill their ranks themselves

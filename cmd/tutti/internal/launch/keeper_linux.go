@@ -57,15 +57,15 @@ func listProcesses() family {
 	return children
 }
 
-// readStatus reads the line of a process. ok is false if it has ended.
+// readStatus reads the line of a process. ok is false if there is none.
 func readStatus(pid int) (e entry, ok bool) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	// The name before these fields may have any character.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if err != nil || len(fields) < 3 || string(fields[0]) == "Z" {
+	if err != nil || len(fields) < 3 {
 		return entry{}, false
 	}
-	e = entry{pid: pid, stopped: string(fields[0]) == "T"}
+	e = entry{pid: pid, stopped: string(fields[0]) == "T", zombie: string(fields[0]) == "Z"}
 	e.parent, err = strconv.Atoi(string(fields[1]))
 	if err != nil {
 		return entry{}, false

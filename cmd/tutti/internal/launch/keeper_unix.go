@@ -126,7 +126,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 func sayLeft() {
 	text := "what it has started is"
 	if canList {
-		all := descendants(os.Getpid())
+		all := slices.DeleteFunc(descendants(os.Getpid()), func(p entry) bool { return p.zombie })
 		switch len(all) {
 		case 0:
 			return

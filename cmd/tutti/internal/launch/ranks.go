@@ -333,6 +333,7 @@ type entry struct {
 	parent  int  // number of the process that has started it, or has taken it over
 	group   int  // of processes
 	stopped bool // by a signal, as by SIGSTOP
+	zombie  bool // ended, at least its first thread; others of its threads may still have its children
 }
 
 // family has the children of processes, by the number of the parent.
