@@ -39,8 +39,8 @@ func (c *claim) offer(seq uint64, n int) { c.offered.Store((seq+1)<<chunkBits | 
 // last returns the last offer.
 func (c *claim) last() offer { return offer(c.offered.Load()) }
 
-// take claims a chunk of an offer in one of that many ranges, the rank's first. If there is none, all chunks of these are
-// taken, for good.
+// take claims a chunk of an offer in one of that many ranges, the rank's first. If there is none, all chunks of these
+// are taken, for good.
 func (c *claim) take(o offer, rank, ranges int) (chunk int, ok bool) {
 	count := len(c.ranges)
 	length := (o.chunks() + count - 1) / count

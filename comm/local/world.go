@@ -92,8 +92,8 @@ type world struct {
 }
 
 // slot is one collective of the ring. Its first cache line never changes, and its second one has all that changes with
-// each collective, but for the ends of uneven rows. They are lines of their own even if the world begins up to eight bytes
-// behind the beginning of a line, which is where Go's allocator has its header.
+// each collective, but for the ends of uneven rows. They share no line with others even if the world begins up to
+// eight bytes behind the beginning of a line, where Go's allocator has its header.
 type slot struct {
 	calls  []entry // what each rank calls (entry.go), by rank; set by it when it arrives
 	extras []extra // by rank, likewise
