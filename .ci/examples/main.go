@@ -42,6 +42,7 @@ var forAuthors = []string{
 // encoding/json.
 var exceptions = []string{
 	"AllReduceFixed", "Reduced", "AllReduceRounded", "HandOver", "Progress", "ShareLists", // package backend
+	"OpenWindow",             // comm/staged, by package window
 	"RunName",                // package record
 	"Kernels", "NewHostCopy", // package kernel
 	"AllocateMapping", "BetweenLaunches", "Capturing", "CurrentToFree", "HasCaptured", "ReleaseMapping", "Serialize",
