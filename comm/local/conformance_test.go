@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 

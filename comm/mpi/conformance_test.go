@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/internal/env"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 

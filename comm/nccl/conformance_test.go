@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"

@@ -21,7 +21,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 

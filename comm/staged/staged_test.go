@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/dtype"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"

@@ -3,7 +3,7 @@ package cpu_test
 import (
 	"testing"
 
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/runtimetest"

@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/dtype"
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
 	"github.com/tutti-go/tutti/runtime/cpu"

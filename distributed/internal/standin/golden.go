@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	_ "github.com/tutti-go/tutti/internal/garbage"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime"
 )
 
