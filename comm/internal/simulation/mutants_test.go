@@ -130,7 +130,7 @@ var mutants = []mutant{
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
 	{"a rank does not wait for the answers to its abort", "rendezvous", change{peersFile, "if rank < 0 {\n\t\t\treturn doing, nil", "if true {\n\t\t\treturn doing, nil"}, ""},
-	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "if g.note(rank, n) && !g.aborted.Load() {", "defer g.note(rank, n)\n\tif n.Aborted {"}, ""},
+	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "uncovered := g.note(rank, n)\n\tg.endWaits()\n\tif uncovered && !g.aborted.Load() {", "defer g.note(rank, n)\n\tif n.Aborted {"}, ""},
 	{"a rank that has aborted answers", "comm/internal/peers", change{peersFile, "g.aborted.Store(true)\n\tearlier", "earlier"}, ""},
 	{"a rank that has aborted is waited for", "comm/internal/peers", change{peersFile, "case n.Answer != \"\" || n.Doing != \"\":", "case false:"}, ""},
 	{"a rank answers each abort", "comm/internal/peers", change{peersFile, "uncovered = !g.failed.Load() || n.Done < g.known.Done", "uncovered = true"}, ""},

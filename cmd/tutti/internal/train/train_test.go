@@ -320,24 +320,24 @@ func TestDenseBesideAnOuterLoopIsUncompressed(t *testing.T) {
 	}
 	assert.Equal(t, []string{"dense", "oktopk i4", "oktopk i2", "chunked i4, every 10", "chunked i2, every 10"}, names)
 	cfg.Outer.Every = 0
-	assert.ErrorContains(t, cfg.Validate(), "no outer loop")
+	assert.ErrorContains(t, cfg.Validate(), "needs an outer loop")
 }
 
 func TestRunNamesBadSettings(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"no pattern":    func(c *Config) { c.Patterns = nil },
-		"density":       func(c *Config) { c.Density = 0 },
-		"epochs":        func(c *Config) { c.Epochs = 0 },
-		"batch":         func(c *Config) { c.Batch = trainingImages + 1 },
-		"hidden":        func(c *Config) { c.Hidden = 0 },
-		"learning rate": func(c *Config) { c.LearningRate = -1 },
-		"momentum":      func(c *Config) { c.Momentum = 1 },
-		"warm-up":       func(c *Config) { c.WarmupSteps = -1 },
-		"target":        func(c *Config) { c.Target = 0.97 },
-		"microbatches":  func(c *Config) { c.Reproducible = 33 },
-		"is dense":      func(c *Config) { c.Reproducible, c.Patterns = 4, []string{"topkA"} },
-		"no outer loop": func(c *Config) { c.Reproducible, c.WarmupSteps = 4, 1 },
-		"bits are set":  func(c *Config) { c.ReproducibleBits = 24 },
+		"no pattern":           func(c *Config) { c.Patterns = nil },
+		"density":              func(c *Config) { c.Density = 0 },
+		"epochs":               func(c *Config) { c.Epochs = 0 },
+		"batch":                func(c *Config) { c.Batch = trainingImages + 1 },
+		"hidden":               func(c *Config) { c.Hidden = 0 },
+		"learning rate":        func(c *Config) { c.LearningRate = -1 },
+		"momentum":             func(c *Config) { c.Momentum = 1 },
+		"warm-up":              func(c *Config) { c.WarmupSteps = -1 },
+		"target":               func(c *Config) { c.Target = 0.97 },
+		"microbatches":         func(c *Config) { c.Reproducible = 33 },
+		"is dense":             func(c *Config) { c.Reproducible, c.Patterns = 4, []string{"topkA"} },
+		"no outer loop":        func(c *Config) { c.Reproducible, c.WarmupSteps = 4, 1 },
+		"needs --reproducible": func(c *Config) { c.ReproducibleBits = 24 },
 	} {
 		cfg := Default("dense")
 		change(&cfg)
