@@ -43,8 +43,6 @@ func useEverything(ctx context.Context, rt *cuda.Runtime,
 		c.Sync(ctx),
 		c.Barrier(ctx),
 		c.Group(comm.SendCall(buf, 4, dtype.F32, 0, 0), comm.RecvCall(buf+32, 4, dtype.F32, 0, 0)), c.Sync(ctx))
-	c.Progress()
-
 	graph, failed := c.Stream().Capture(reduce)
 	if err = errors.Join(err, failed); graph != nil {
 		err = errors.Join(err, graph.Launch(c.Stream()), c.Sync(ctx), graph.Close())

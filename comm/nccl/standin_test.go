@@ -470,7 +470,8 @@ func TestStandInWorldsAreNamed(t *testing.T) {
 	assert.NotContains(t, names, "")
 }
 
-// Progress is known before any wait, from marks in the stream and from an idle stream.
+// Progress is known before any wait, from marks in the stream, and from an idle stream for calls before the first
+// question.
 func TestStandInProgress(t *testing.T) {
 	s, rt := openStandIns(t)
 	c := s.alone(t, rt)
@@ -496,20 +497,23 @@ func TestStandInProgress(t *testing.T) {
 	// write is work that stalls.
 	write := func() { require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8))) }
 
-	want(0, 0)
 	reduce(3)
+	stall(1)
+	write()
+	want(0, 0) // nobody had asked
+	stall(0)
 	want(3, 0) // idle
 	stall(1)
 	write()
 	reduce(4)
-	want(3, 0)
-	exchange() // which is the eighth call, and the ninth
+	want(7, 0)
+	exchange()
 	want(7, 2)
 	reduce(7)
-	want(7, 2)
+	want(14, 2)
 	s.driver.Hold.Call(1)
 	reduce(1)
-	want(7, 2)
+	want(14, 2)
 	s.driver.Hold.Call(0)
 	want(15, 2)
 	stall(0)
@@ -529,8 +533,9 @@ func TestStandInProgress(t *testing.T) {
 	require.NoError(t, c.UseStream(other.Handle()))
 	stall(1)
 	write()
+	want(17, 2)
 	reduce(8)
-	want(38, 2) // the first one tells of what was captured, too
+	want(45, 2) // the first one tells of what was captured, too
 	stall(0)
 	require.NoError(t, c.Sync(t.Context()))
 	want(45, 2)
@@ -542,6 +547,33 @@ func TestStandInProgress(t *testing.T) {
 	want(45, 2)
 	require.NoError(t, other.Close())
 	require.NoError(t, rt.Deallocate(buf))
+}
+
+// A question about progress does not touch the stream once calls have marks: a query ends a capture that begins beside
+// it.
+func TestStandInProgressAsksNoStream(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	query := append([]byte("cuStreamQuery"), 0)
+	// asked reports whether the question asks the stream.
+	asked := func() bool {
+		t.Helper()
+		s.driver.Fail.Call(hostmem.Addr(query), 900, 1)
+		c.Progress()
+		return int32(s.driver.Fail.Call(hostmem.Addr(query), 900, 0)) == 0
+	}
+	reduce := func() error { return c.AllReduce(0, 0, 0, dtype.F32, comm.Sum) }
+	require.NoError(t, reduce())
+	require.True(t, asked(), "nobody had asked for marks")
+	for range 20 {
+		require.NoError(t, reduce())
+		require.False(t, asked())
+	}
+	graph, err := c.Stream().Capture(reduce)
+	require.NoError(t, err)
+	require.False(t, asked(), "captured calls have no mark")
+	require.NoError(t, graph.Close())
+	require.NoError(t, c.Close())
 }
 
 // A Split that waits for its peers is not done even if the stream is idle.
@@ -619,10 +651,15 @@ func TestStandInRecord(t *testing.T) {
 	assert.Equal(t, [2]int{5, 0}, [2]int{completed, scheduled})
 	s.driver.Stall.Call(c.Stream().Handle(), 1)
 	require.NoError(t, rt.CopyInAsync(c.Stream(), buf, make([]byte, 8)))
-	for range 6 {
+	for range 3 {
+		require.NoError(t, reduce())
+	}
+	s.driver.Hold.Call(1)
+	for range 3 {
 		require.NoError(t, reduce())
 	}
 	completed, scheduled = states()
+	s.driver.Hold.Call(0)
 	assert.Equal(t, [2]int{8, 3}, [2]int{completed, scheduled})
 	s.driver.Stall.Call(c.Stream().Handle(), 0)
 	race.NoAllocs(t, 100, reduce)

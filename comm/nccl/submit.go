@@ -62,7 +62,7 @@ func (c *Comm) start(ctx context.Context, x *comm.Call, n *native) error {
 	default:
 		c.submitted.addOwn()
 	}
-	return c.flush(ctx, n, 1)
+	return c.flush(ctx, n)
 }
 
 // submitTogether starts calls as one NCCL group, always on the data communicator: ranks may have different numbers of
@@ -84,7 +84,7 @@ func (c *Comm) startTogether(ctx context.Context, calls []comm.Call) error {
 	if c.counts {
 		c.submitted.addTogether(calls)
 	}
-	return c.flush(ctx, c.data, len(calls))
+	return c.flush(ctx, c.data)
 }
 
 // pick chooses the native communicator of a call.
@@ -95,9 +95,8 @@ func (c *Comm) pick(x *comm.Call) *native {
 	return c.data
 }
 
-// flush makes the planned native calls, several of them as one NCCL group, on behalf of this number of the user's
-// calls.
-func (c *Comm) flush(ctx context.Context, n *native, calls int) error {
+// flush makes the planned native calls, several of them as one NCCL group.
+func (c *Comm) flush(ctx context.Context, n *native) error {
 	planned := c.plan
 	c.plan = planned[:0]
 	// If all ranks are in one process, freeing may wait for kernels of other ranks, and these kernels for this rank.
@@ -107,8 +106,12 @@ func (c *Comm) flush(ctx context.Context, n *native, calls int) error {
 		}
 	}
 	err := c.invokeAll(planned, n)
-	if err == nil && c.marks.Due(calls) {
-		c.marks.Set(c.stream, c.submitted.soFar())
+	if err == nil && c.marks.Due() {
+		marked := c.submitted.soFar()
+		c.marks.Set(c.stream, marked)
+		if marked != c.submitted.ledger.Begun() { // there is a Split in flight before the calls
+			c.marks.Miss()
+		}
 	}
 	return err
 }

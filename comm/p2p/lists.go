@@ -158,7 +158,7 @@ func (l *sharedLists) Gather(list kernel.Entries) error {
 func (l *sharedLists) submit(list kernel.Entries) error {
 	c := l.c
 	c.entered.Add(1)
-	defer c.leave(1)
+	defer c.leave()
 	if err := c.life.Err(); err != nil {
 		return err
 	}

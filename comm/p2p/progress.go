@@ -8,10 +8,14 @@ import (
 // Calls of this communicator and of its base share a stream, and are made without a lock. A mark in the stream, or an
 // idle stream, therefore only covers calls that began while no goroutine was in a call.
 
-// leave ends a call, or several together, and marks the stream now and then.
-func (c *Comm) leave(calls int) {
+// leave ends a call, or several together, and marks the stream if somebody has asked for marks.
+func (c *Comm) leave() {
 	c.left.Add(1)
-	if !c.marks.Due(calls) || !c.streamUse.TryRLock() {
+	if !c.marks.Due() {
+		return
+	}
+	if !c.streamUse.TryRLock() {
+		c.marks.Miss()
 		return
 	}
 	defer c.streamUse.RUnlock()

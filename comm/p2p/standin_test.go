@@ -450,9 +450,12 @@ func TestStandInProgress(t *testing.T) {
 			done(3)
 			s.Stall.Call(c.CommStream(), 1)
 			reduce(4)
-			done(3)
+			done(7)
+			s.Hold.Call(1)
 			reduce(2)
-			done(8)
+			done(7)
+			s.Hold.Call(0)
+			done(9)
 			assert.ErrorIs(t, c.AllReduce(buf, buf, -1, dtype.F32, comm.Sum), comm.ErrArgument)
 			assert.EqualValues(t, 9, c.Progress().Collectives.Submitted-before.Collectives.Submitted)
 			s.Stall.Call(c.CommStream(), 0)
@@ -480,7 +483,7 @@ func TestStandInProgressOnAnotherStream(t *testing.T) {
 			assert.NoError(t, c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum))
 			before := c.Progress().Collectives.Done
 			switching.stream = second
-			s.Stall.Call(second.Handle(), 1)
+			s.Hold.Call(1)
 			assert.NoError(t, rt.CopyInAsync(second, buf, make([]byte, 8)))
 			assert.NoError(t, c.Group()) // the base's: what it submits is on the stream that stalls
 			assert.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
@@ -489,7 +492,7 @@ func TestStandInProgressOnAnotherStream(t *testing.T) {
 			assert.NoError(t, first.Close())
 			c.Progress()
 			assert.Equal(t, violations, s.Violations.Int(), "a stream that was destroyed is asked")
-			s.Stall.Call(second.Handle(), 0)
+			s.Hold.Call(0)
 			assert.Equal(t, before+1, c.Progress().Collectives.Done)
 		})
 		return errors.Join(err, first.Close(), second.Close())

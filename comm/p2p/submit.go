@@ -19,7 +19,7 @@ type adapter struct {
 func (a adapter) Submit(x comm.Call) error {
 	c := a.c
 	c.entered.Add(1)
-	defer c.leave(1)
+	defer c.leave()
 	if err := c.life.Err(); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (a adapter) Submit(x comm.Call) error {
 func (a adapter) SubmitTogether(calls []comm.Call) error {
 	c := a.c
 	c.entered.Add(1)
-	defer c.leave(len(calls))
+	defer c.leave()
 	if err := c.life.Err(); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (c *Comm) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Co
 // submitRounded launches the kernel of a call that sums rounded values.
 func (c *Comm) submitRounded(x *comm.Call, p plan) error {
 	c.entered.Add(1)
-	defer c.leave(1)
+	defer c.leave()
 	if err := c.life.Err(); err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (c *Comm) barrier(ctx context.Context) error {
 	c.ledger.Begin(&comm.Call{Op: comm.OpBarrier})
 	submitted := c.ledger.Begun()
 	err := c.launch(c.end.barrier())
-	c.leave(1)
+	c.leave()
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (c *Comm) waitForSplit(ctx context.Context, w comm.Wait) (comm.Communicator
 	c.ledger.Begin(&comm.Call{Op: comm.OpSplit})
 	submitted := c.ledger.Begun()
 	child, err := c.split(ctx, w.Color, w.Key)
-	c.leave(1)
+	c.leave()
 	if err != nil {
 		return child, err
 	}

@@ -11,18 +11,18 @@ import (
 )
 
 // Marks records the progress of a stream. Once somebody has asked for it, the stream writes the number of calls so far
-// to host memory after about every eighth call.
+// to host memory after each call.
+//
+// An idle stream tells as well, but a query of it ends a capture that a framework begins at the same time. So the stream
+// is only asked about calls that have no mark: those before the first question, or all where streams write no words.
 type Marks struct {
-	asked   atomic.Bool               // somebody wants marks; never reset
-	pending atomic.Int64              // calls since the last mark
-	word    atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
+	asked    atomic.Bool               // somebody wants marks; never reset
+	unmarked atomic.Bool               // there are calls that no mark covers, beside captured ones
+	word     atomic.Pointer[cuda.Word] // nil if streams cannot write one, and after Close
 
 	mu   sync.Mutex     // guards done
 	done backend.Extent // known to be complete
 }
-
-// every is the number of calls for each mark, which takes about a microsecond.
-const every = 8
 
 // Init allocates the word that a stream of rt writes. Without it, progress is only known when the stream is idle,
 // which is not an error. Close frees the word.
@@ -32,13 +32,26 @@ func (m *Marks) Init(rt *cuda.Runtime) {
 	}
 }
 
-// Due counts calls, and reports whether a mark is due.
-func (m *Marks) Due(calls int) bool {
-	return m.asked.Load() && m.pending.Add(int64(calls)) >= every
+// Due reports whether the calls that were just submitted get a mark, which takes about a microsecond. They do if
+// somebody has asked.
+func (m *Marks) Due() bool {
+	if m.asked.Load() {
+		return true
+	}
+	m.Miss()
+	return false
+}
+
+// Miss notes that calls were submitted without a mark.
+func (m *Marks) Miss() {
+	if !m.unmarked.Load() {
+		m.unmarked.Store(true)
+	}
 }
 
 // Set makes the stream write a mark once it has reached the submitted calls. Nothing is written into a graph, which
-// would repeat it. Calls report errors of the stream. Close does not run concurrently.
+// would repeat it: captured calls count with the next mark. Calls report errors of the stream. Close does not run
+// concurrently.
 func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	word := m.word.Load()
 	if word == nil {
@@ -47,8 +60,11 @@ func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 	if capturing, err := s.Capturing(); err != nil || capturing {
 		return
 	}
-	m.pending.Store(0)
-	_ = s.Write(word, submitted.Collectives<<32|submitted.Messages&math.MaxUint32)
+	if err := s.Write(word, submitted.Collectives<<32|submitted.Messages&math.MaxUint32); err != nil {
+		m.Miss()
+		return
+	}
+	m.unmarked.Store(false)
 }
 
 // Reached returns the calls that the stream has completed, without waiting. submitted returns the upper bound; idle
@@ -60,7 +76,11 @@ func (m *Marks) Reached(
 	sound func() bool,
 ) backend.Extent {
 	m.asked.Store(true)
-	now, all := idle()
+	var now backend.Extent
+	all := false
+	if m.word.Load() == nil || m.unmarked.Load() {
+		now, all = idle()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if word := m.word.Load(); !all && word != nil {
