@@ -13,8 +13,9 @@ import (
 // Marks records the progress of a stream. Once somebody has asked for it, the stream writes the number of calls so far
 // to host memory after each call.
 //
-// An idle stream tells as well, but a query of it ends a capture that a framework begins at the same time. So the stream
-// is only asked about calls that have no mark: those before the first question, or all where streams write no words.
+// An idle stream tells as well, but a query of it ends a capture that a framework begins at the same time. So the
+// stream is only asked about calls that have no mark: those before the first question, or all where streams write no
+// words.
 type Marks struct {
 	asked    atomic.Bool               // somebody wants marks; never reset
 	unmarked atomic.Bool               // there are calls that no mark covers, beside captured ones
