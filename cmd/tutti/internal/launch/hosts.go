@@ -115,6 +115,7 @@ type spread struct {
 	Config
 	secret  string         // of the job
 	self    string         // this program's file
+	folder  string         // in which it was started; "", which is no directory on hosts either, if that is gone
 	out     *outlet        // of the ranks' output
 	err     *outlet        // of the ranks' errors, and of what launchers say
 	notes   io.Writer      // what this launcher says
@@ -142,8 +143,10 @@ func Spread(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("launch: %w", err)
 	}
 	cfg.Grace = cmp.Or(cfg.Grace, DefaultGrace)
+	folder, _ := os.Getwd() // now, as a host that is this machine may remove it
 	s := &spread{
 		Config:  cfg,
+		folder:  folder,
 		silence: cmp.Or(settings.Silence, tcp.DefaultSilence),
 		self:    self,
 		out:     newOutlet(cfg.Out),
@@ -344,10 +347,9 @@ func (s *spread) direct(h *remote) {
 
 // assignment is what a host's launcher runs.
 func (s *spread) assignment(h *remote) assignment {
-	directory, _ := os.Getwd() // "" is no directory there either
 	index := slices.Index(s.hosts, h)
 	return assignment{
-		Directory:   []byte(directory),
+		Directory:   []byte(s.folder),
 		Environment: inBytes(jobVariables(os.Environ())),
 		Program:     inBytes(s.Typed),
 		Secret:      s.secret,
@@ -714,9 +716,8 @@ func (s *spread) missing(after time.Duration) string {
 		case h.stage == stageConnecting:
 			texts = append(texts, fmt.Sprintf("ssh to %s has not answered: does `ssh %s true` work?", h.Host, h.Host))
 		case h.stage == stageStarted && i == 0:
-			directory, _ := os.Getwd()
 			const format = "the launcher on %s has started, and does not go on: does `ls %s` answer there?"
-			texts = append(texts, fmt.Sprintf(format, h.Host, quoted(directory)))
+			texts = append(texts, fmt.Sprintf(format, h.Host, quoted(s.folder)))
 		case h.stage == stageStarted && i > 0 && s.address != "":
 			const format = "%s does not reach the first host at %s: does a firewall close that port (--listen)?"
 			texts = append(texts, fmt.Sprintf(format, h.Host, s.address))
