@@ -16,14 +16,14 @@ import (
 	hardware "github.com/tutti-go/tutti/internal/machine"
 )
 
-// loopback is the address of a job that is on one machine.
+// loopback is the address of a job on one machine.
 const loopback = "127.0.0.1"
 
-// reachableAddress is the address by which other machines reach this one, as far as that can be told: the one of its
-// way to the world, or one of an interface to a network, or one of a link alone, of IPv6 with its zone. It is "" if
-// there is none.
+// reachableAddress returns the address by which other machines most likely reach this one. It prefers the source
+// address of the default route, then a global address of an interface, then an address that holds on one link. A link's
+// IPv6 address has its zone. The result is "" if there is none.
 func reachableAddress() string {
-	// Nothing is sent: the system chooses the source for addresses that documents use.
+	// Nothing is sent: the system chooses the source for addresses that are reserved for documentation.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		conn, err := net.Dial("udp", to)
 		if err != nil {
@@ -49,14 +49,14 @@ func reachableAddress() string {
 	return ""
 }
 
-// isLink reports whether an address is one of IPv6 that holds on a link alone.
+// isLink reports whether an address is a link-local IPv6 address.
 func isLink(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }
 
-// isOfCable reports whether an address is one of IPv4 that a host takes where nobody gives it one, as on a cable
-// between two machines.
+// isOfCable reports whether an address is a link-local IPv4 address. Hosts choose one when nobody assigns an address,
+// such as on a cable between two machines.
 func isOfCable(ip net.IP) bool { return ip.To4() != nil && ip.IsLinkLocalUnicast() }
 
-// zoned is the text of an address of an interface.
+// zoned returns the text of an interface's address.
 func zoned(ip net.IP, name string) string {
 	if isLink(ip) {
 		return ip.String() + "%" + name
@@ -64,8 +64,8 @@ func zoned(ip net.IP, name string) string {
 	return ip.String()
 }
 
-// withoutZone is an address, as host:port, as other machines know it: a zone is an interface of this one. They try all
-// of theirs.
+// withoutZone returns an address (host:port) as other machines know it. A zone names an interface of this machine.
+// Other machines try all of theirs.
 func withoutZone(address string) string {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -74,7 +74,7 @@ func withoutZone(address string) string {
 	return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port()).String()
 }
 
-// firstAddress is the first address of an interface that suits, nil if none does.
+// firstAddress returns an interface's first address that suits, nil if none does.
 func firstAddress(i net.Interface, suits func(net.IP) bool) net.IP {
 	if i.Flags&net.FlagUp == 0 || i.Flags&net.FlagLoopback != 0 {
 		return nil
@@ -88,7 +88,7 @@ func firstAddress(i net.Interface, suits func(net.IP) bool) net.IP {
 	return nil
 }
 
-// virtual is 1 for the names of interfaces to containers and virtual machines of this host, which have the same
+// virtual returns 1 for names of interfaces to this host's containers and virtual machines. These have the same
 // addresses on every host.
 func virtual(name string) int {
 	for _, prefix := range []string{"docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc"} {
@@ -99,8 +99,8 @@ func virtual(name string) int {
 	return 0
 }
 
-// leaveLoopback has ranks listen to the network where the store is at a loopback address though the job has other
-// machines: they reach it through a tunnel, which is none for the ranks.
+// leaveLoopback makes ranks listen on the network if the store has a loopback address but the job has other machines.
+// Those machines reach the store through a tunnel, which does not carry the ranks' connections.
 func (a *agent) leaveLoopback(all []machine) {
 	id := hardware.Network()
 	alone := !slices.ContainsFunc(all, func(m machine) bool { return m.ID != id })
@@ -111,9 +111,9 @@ func (a *agent) leaveLoopback(all []machine) {
 	a.env = append(a.env, "MASTER_ADDR="+cmp.Or(reachableAddress(), loopback))
 }
 
-// listMachines are those that are present.
+// listMachines returns the machines that are present.
 func (a *agent) listMachines(ctx context.Context) (all []machine) {
-	listed, _ := a.kv.List(ctx, machines) // without the store, the job ends soon
+	listed, _ := a.kv.List(ctx, machines) // if the store is lost, the job ends soon
 	for _, entry := range listed {
 		var m machine
 		if m.read(entry.Value) == nil {
@@ -123,8 +123,8 @@ func (a *agent) listMachines(ctx context.Context) (all []machine) {
 	return all
 }
 
-// commonSettings are variables that must be equal on all ranks of a job, with the flags of launchers that set them, ""
-// for none.
+// commonSettings lists the variables that must be equal on all ranks of a job, with the launcher's flag for each. ""
+// means that there is no flag.
 var commonSettings = []struct{ variable, flag string }{
 	{env.Backend, ""},
 	{env.Check, ""},
@@ -134,7 +134,7 @@ var commonSettings = []struct{ variable, flag string }{
 	{env.TCPSilence, "--tcp-silence"},
 }
 
-// settings are those of this machine's environment that other machines need: words before a command, and its flags.
+// settings returns this machine's settings that other machines need: words before the command, and flags.
 func settings(getenv func(string) string) (before, flags []string) {
 	for _, s := range commonSettings {
 		value := getenv(s.variable)
@@ -152,8 +152,8 @@ func settings(getenv func(string) string) (before, flags []string) {
 	return before, flags
 }
 
-// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none.
-// The host is ignored: it means this machine.
+// listenPort returns the port that ranks listen on, in the form for other machines, "" if there is none. It drops the
+// host, which means this machine.
 func listenPort(address string) string {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil || port == "0" {
@@ -162,7 +162,7 @@ func listenPort(address string) string {
 	return ":" + port
 }
 
-// invitation is what to do on other machines: a command that can be pasted as it is.
+// invitation returns the instructions for other machines, with a command that can be pasted as it is.
 func (a *agent) invitation() string {
 	before, flags := settings(os.Getenv)
 	words := []string{"tutti", "launch", "--join", withoutZone(a.address), "-n", strconv.Itoa(a.Ranks)}
@@ -186,7 +186,7 @@ func (a *agent) invitation() string {
 	for i, word := range words {
 		words[i] = quoted(word)
 	}
-	for i, setting := range before { // an assignment whose name is quoted would be a command
+	for i, setting := range before { // a shell would run a quoted assignment as a command
 		name, value, _ := strings.Cut(setting, "=")
 		before[i] = name + "=" + quoted(value)
 	}
@@ -194,7 +194,7 @@ func (a *agent) invitation() string {
 	return fmt.Sprintf("with %s: run\n  %s\n", a.known, strings.Join(words, " "))
 }
 
-// typed is the ranks' command in the user's words.
+// typed returns the ranks' command in the user's words.
 func (a *agent) typed() []string {
 	if a.Typed == nil {
 		return a.Command
@@ -202,10 +202,10 @@ func (a *agent) typed() []string {
 	return a.Typed
 }
 
-// plainWord is one that shells take as it is.
+// plainWord matches words that shells take unquoted.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// quoted is a word as shells read it.
+// quoted returns a word in a form that shells read as that word.
 func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word

@@ -28,7 +28,8 @@ func TestInvitation(t *testing.T) {
 	assert.Contains(t, a.invitation(), "-n 3 --grace 1m0s --bind --no-prefix --secret-file")
 }
 
-// The command has what ranks of all machines need alike: of the address where ranks listen, the port.
+// The command holds the settings that ranks of all machines need alike. Of the ranks' listening address, it holds the
+// port.
 func TestInvitationSettings(t *testing.T) {
 	for variable, want := range map[string]string{
 		"TUTTI_CHECK=10s":                   "run\n  TUTTI_CHECK=10s tutti launch --join a:1 -n 1 ./p",
@@ -51,7 +52,7 @@ func TestInvitationSettings(t *testing.T) {
 	}
 }
 
-// Addresses of a link have their interface, and interfaces to containers come last.
+// Link-local addresses name their interface, and interfaces to containers come last.
 func TestAddresses(t *testing.T) {
 	assert.Equal(t, "fe80::1%eth0", zoned(net.ParseIP("fe80::1"), "eth0"))
 	assert.Equal(t, "10.0.0.1", zoned(net.ParseIP("10.0.0.1"), "eth0"))

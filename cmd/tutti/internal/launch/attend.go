@@ -18,25 +18,25 @@ import (
 // Inside is the hidden command of this program that [Spread] runs on each host.
 const Inside = "launch-inside"
 
-// marker begins the lines by which such a launcher reports to the one that has started it, among what else it writes.
-// No rank's line begins with it.
+// marker begins the lines in which a host's launcher reports to its starter. Other lines lie between them. No rank's
+// line begins with it.
 const marker = "\x00tutti-launch "
 
-// Reports, which a value follows.
+// Kinds of reports. A value follows each kind.
 const (
 	reportStarted = "started" // the version
-	reportAlive   = "alive"   // the launcher runs; again and again once it knows what to run
-	reportJoined  = "joined"  // the addresses of the job's store, and of this host
-	reportEnded   = "ended"   // the [End] as JSON, after "joined"
+	reportAlive   = "alive"   // the launcher runs; repeated once it knows what to run
+	reportJoined  = "joined"  // the addresses of the job's store and of this host
+	reportEnded   = "ended"   // the [End] as JSON, sent after "joined"
 )
 
-// assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
-// of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere, or
-// says that the launcher that has started this one runs.
+// assignment tells a host's launcher what to run. It is a line of JSON on the launcher's standard input. It includes
+// the secret, because everybody can see the arguments of processes. Each later line is either a sign of life from the
+// starter or the name of a signal. Names are sent because systems number signals differently.
 type assignment struct {
-	Directory   []byte        `json:"directory"`   // this and the next two in any encoding, which JSON's strings are not
+	Directory   []byte        `json:"directory"`   // bytes of any encoding, as in the next two fields
 	Environment [][]byte      `json:"environment"` // variables of the job, as NAME=VALUE
-	Program     [][]byte      `json:"program"`     // with its arguments, in the user's words
+	Program     [][]byte      `json:"program"`     // the program and its arguments, in the user's words
 	Secret      string        `json:"secret"`      // of the job
 	Ranks       int           `json:"ranks"`       // on this host, 1 and up
 	Through     int           `json:"through"`     // ranks of the hosts up to this one
@@ -47,19 +47,19 @@ type assignment struct {
 	LocalSize   int           `json:"localSize"`   // ranks of this machine, other launchers' included
 	Listen      string        `json:"listen"`      // of the first host
 	Join        []string      `json:"join"`        // of the other hosts
-	Job         string        `json:"job"`         // its name; "" is a job without one
-	Restarts    int           `json:"restarts"`    // of all ranks, or in an elastic job of each; 0 is none
+	Job         string        `json:"job"`         // the job's name; "" if it has none
+	Restarts    int           `json:"restarts"`    // of all ranks, or of each rank in an elastic job; 0: none
 	Min         int           `json:"min"`         // members of an elastic job; 0 of another job
 	Max         int           `json:"max"`         // likewise
-	Wait        time.Duration `json:"wait"`        // until all machines have come
+	Wait        time.Duration `json:"wait"`        // limit until all machines have joined
 	Grace       time.Duration `json:"grace"`       // between the signal that ends ranks and SIGKILL
-	Silence     time.Duration `json:"silence"`     // after which this launcher is lost if nothing comes from it
-	Bind        bool          `json:"bind"`        // each rank has processors that no other has
+	Silence     time.Duration `json:"silence"`     // after which this launcher counts as lost if it sends nothing
+	Bind        bool          `json:"bind"`        // each rank gets processors that no other rank has
 	NoPrefix    bool          `json:"noPrefix"`    // lines do not begin with the rank
 	Color       bool          `json:"color"`       // prefixes have colors
 }
 
-// starter is what a launcher knows of the one that has started it.
+// starter is a launcher's knowledge of the launcher that started it.
 type starter struct {
 	secret  string // of the job
 	index   int    // of this host in the list
@@ -69,18 +69,19 @@ type starter struct {
 	localFirst int // local rank that this launcher's ranks begin with
 	localSize  int // ranks of this machine, other launchers' included
 
-	joined func(store, host string) // tells the starter the addresses of the store, which is reached, and of this host
+	joined func(store, host string) // reports the addresses of the store, once it is reached, and of this host
 }
 
-// errDetached is the cause of the end of a host's launcher whose standard input has ended: the ssh connection, or the
-// launcher that has started it, is gone.
+// errDetached is the cause with which a host's launcher ends when its standard input has ended or gone silent: it has
+// lost the ssh connection, or the launcher that started it.
 var errDetached = errors.New("the connection from the launcher that has started the job was lost")
 
-// Attend is [Run] for a launcher that [Spread] has started: it reads what to run from control, and its ranks end with
-// control. cfg has the version and the output. prepare sets what this host has to say, such as where the program is.
+// Attend is [Run] for a launcher that [Spread] has started. It reads the assignment from control, and its ranks end
+// when control ends. cfg holds the version and the output. prepare sets this host's own values, such as the program's
+// place.
 func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Config) error) error {
 	report(cfg.Err, reportStarted, cfg.Version)
-	report(cfg.Out, reportStarted, cfg.Version) // a shell wrote what came before
+	report(cfg.Out, reportStarted, cfg.Version) // earlier lines come from a shell
 	lines := bufio.NewReader(control)
 	text, err := lines.ReadBytes('\n')
 	if err != nil {
@@ -93,7 +94,7 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 	if err := told.check(); err != nil {
 		return err
 	}
-	beating, fallSilent := context.WithCancel(context.WithoutCancel(ctx)) // also while ranks end
+	beating, fallSilent := context.WithCancel(context.WithoutCancel(ctx)) // it also beats while ranks end
 	defer fallSilent()
 	go beat(beating, cfg.Err, told.Silence/beats)
 	if err := told.enter(cfg.Err); err != nil {
@@ -134,14 +135,14 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 	if err == nil {
 		return nil
 	}
-	return &End{Code: end.Code} // the launcher that has started this one says why
+	return &End{Code: end.Code} // the starter prints the reason
 }
 
-// report writes a report, in one piece.
+// report writes a report in one piece.
 func report(to io.Writer, kind, value string) { fmt.Fprintf(to, "%s%s %s\n", marker, kind, value) }
 
-// reportEnd reports how the job has ended. The launcher that has started this one may not read now, as nobody reads its
-// own output; it reads on when this one has ended, whose exit code says as much.
+// reportEnd reports how the job has ended. The starter may not read now, if nobody reads its own output. It reads on
+// after this launcher has ended, and this launcher's exit code gives the same result.
 func reportEnd(to io.Writer, end string) {
 	reported := make(chan struct{})
 	go func() {
@@ -154,7 +155,7 @@ func reportEnd(to io.Writer, end string) {
 	}
 }
 
-// beat says again and again that this launcher runs.
+// beat sends signs of life until ctx ends.
 func beat(ctx context.Context, to io.Writer, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -167,7 +168,7 @@ func beat(ctx context.Context, to io.Writer, every time.Duration) {
 	}
 }
 
-// check returns an error for what no launcher says.
+// check returns an error for values that no launcher sends.
 func (t assignment) check() error {
 	if t.Ranks < 1 || t.Ranks > MaxRanks || t.Through < t.Ranks || t.Total < t.Through || len(t.Program) == 0 {
 		return fmt.Errorf("%w: %s is told to run %d ranks of %d", comm.ErrArgument, Inside, t.Ranks, t.Total)
@@ -193,7 +194,7 @@ func (t assignment) enter(notes io.Writer) error {
 	return nil
 }
 
-// configure sets what a launcher is told.
+// configure copies an assignment into a launcher's configuration.
 func (t assignment) configure(cfg *Config) {
 	cfg.Typed = nil
 	for _, word := range t.Program {
@@ -214,9 +215,9 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Color = t.Color
 }
 
-// obey ends a job by the signals that lines have the names of, and when they end or none has come for a time: a cable
-// that is pulled ends nothing. User signals are this process's. Processes that were told to end already are killed when
-// lines end: the launcher that has started this one waits no longer.
+// obey ends the job on a named signal, when lines end, or when none has come for the time of silence. The last case is
+// needed because a pulled cable ends no connection. User signals are raised in this process. If lines end after a
+// signal, the starter no longer waits, so the ranks are killed.
 func obey(lines *bufio.Reader, silence time.Duration, cancel context.CancelCauseFunc) {
 	told := false
 	detached := time.AfterFunc(silence, func() { cancel(errDetached) })
@@ -225,7 +226,7 @@ func obey(lines *bufio.Reader, silence time.Duration, cancel context.CancelCause
 		line, err := lines.ReadString('\n')
 		detached.Reset(silence)
 		if err != nil && told {
-			os.Exit(128 + int(syscall.SIGKILL)) // with which the ranks die
+			os.Exit(128 + int(syscall.SIGKILL)) // the ranks die with this process
 		}
 		if err != nil {
 			cancel(errDetached)
@@ -240,7 +241,7 @@ func obey(lines *bufio.Reader, silence time.Duration, cancel context.CancelCause
 	}
 }
 
-// signalOf is the signal of a name. ok is false for a name that is unknown here.
+// signalOf returns the signal of a name. ok is false for an unknown name.
 func signalOf(name string) (number syscall.Signal, ok bool) {
 	for number, known := range signalNames {
 		if known == name {

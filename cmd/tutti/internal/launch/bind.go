@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// findProcessors finds the processors that ranks are bound to, if they are to be.
+// findProcessors finds the processors to bind ranks to, if --bind is set.
 func (a *agent) findProcessors() (err error) {
 	if !a.Bind {
 		return nil
@@ -20,8 +20,8 @@ func (a *agent) findProcessors() (err error) {
 	return nil
 }
 
-// place is where a rank of this launcher is among those of the job on this machine, and how many these are. Launchers
-// of several hosts that are one machine share its processors.
+// place returns a rank's index among the job's ranks on this machine, and the number of these ranks. Launchers of
+// several hosts that are one machine share its processors.
 func (a *agent) place(local int) (index, ranks int) {
 	if a.starter == nil {
 		return local, a.Ranks
@@ -29,7 +29,7 @@ func (a *agent) place(local int) (index, ranks int) {
 	return a.starter.localFirst + local, a.starter.localSize
 }
 
-// share returns the processors of a rank of this launcher; nil if it is not bound.
+// share returns the processors of one of this launcher's ranks, nil if ranks are not bound.
 func (a *agent) share(local int) []int {
 	if a.processors == nil {
 		return nil
@@ -38,8 +38,8 @@ func (a *agent) share(local int) []int {
 	return a.processors[index*len(a.processors)/ranks : (index+1)*len(a.processors)/ranks]
 }
 
-// threads is what a rank on a single processor has in its environment, unless the user has set it. A Go program would
-// run one thread, and a rank that computes would hear the others only every 10 ms, when Go interrupts it.
+// threads returns a setting for a rank on a single processor, unless the user has set GOMAXPROCS. With one thread, a Go
+// rank that computes would hear the others only every 10 ms, when Go interrupts it.
 func threads(processors []int) []string {
 	if len(processors) != 1 || os.Getenv("GOMAXPROCS") != "" {
 		return nil

@@ -20,7 +20,8 @@ func usableProcessors() (list []int, err error) {
 	return list, nil
 }
 
-// bind has the calling thread, and what it starts from now on, run on these processors, or on all if they are nil.
+// bind binds the calling thread, and the processes that it starts from now on, to these processors. It does nothing if
+// they are nil.
 func bind(processors []int) error {
 	if processors == nil {
 		return nil

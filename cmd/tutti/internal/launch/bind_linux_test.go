@@ -37,7 +37,7 @@ func allowed(t *testing.T, status string) (list []int) {
 	return list
 }
 
-// ours are the processors of this process.
+// ours returns the processors of this process.
 func ours(t *testing.T) []int {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -45,8 +45,8 @@ func ours(t *testing.T) []int {
 	return allowed(t, string(status))
 }
 
-// runBound runs a job of bound ranks that fail as long as they were not started so often before, and returns
-// the processors of each, as it sees them, and its GOMAXPROCS.
+// runBound runs a job of bound ranks that fail until they have been started before times. It returns each rank's
+// processors, as the rank sees them, and its GOMAXPROCS.
 func runBound(t *testing.T, cfg Config, before int) (shares [][]int, threads []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -76,8 +76,9 @@ func runBound(t *testing.T, cfg Config, before int) (shares [][]int, threads []s
 	return shares, threads
 }
 
-// Ranks have shares of this process's processors that are as large, up to one, and together all of them: the first time
-// and after a restart. One processor is for two threads. All threads of this process have all of them afterwards.
+// Ranks share all of this process's processors, in shares whose sizes differ by one at most. A restart keeps the
+// shares. A rank on one processor has two threads. Afterwards all threads of this process may use all of its
+// processors.
 func TestBoundRanks(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "")
 	before := ours(t)
@@ -106,7 +107,7 @@ func TestBoundRanks(t *testing.T) {
 	require.NotEmpty(t, threads)
 	for _, thread := range threads {
 		status, err := os.ReadFile(thread)
-		if err == nil { // or the thread has ended
+		if err == nil { // if not, the thread has ended
 			assert.Equal(t, before, allowed(t, string(status)), thread)
 		}
 	}

@@ -4,10 +4,10 @@ package launch
 
 import "errors"
 
-// usableProcessors is an error: processes are not bound to processors here.
+// usableProcessors returns an error: this system does not bind processes to processors.
 func usableProcessors() ([]int, error) {
 	return nil, errors.New("ranks can be bound to processors on Linux only: leave out --bind")
 }
 
-// bind does nothing: [usableProcessors] has refused it.
+// bind does nothing, because [usableProcessors] has refused to bind.
 func bind([]int) error { return nil }

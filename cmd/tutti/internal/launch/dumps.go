@@ -16,7 +16,7 @@ import (
 )
 
 // takeDumps writes the flight records that the other machines sent. Any process that knows the job's secret can send
-// anything under any name, so only names of flight records are written, and no links are followed.
+// any data under any name. Only names of flight records are therefore written, and no link is followed.
 func (a *agent) takeDumps() error {
 	pieces, err := a.kv.List(context.Background(), dumps)
 	if err != nil || len(pieces) == 0 || a.Records == "" {
@@ -42,7 +42,7 @@ func (a *agent) takeDumps() error {
 	return cmp.Or(err, root.Close())
 }
 
-// joinDumps puts the pieces of files together, by the files' names, and counts files that are no flight records.
+// joinDumps joins the pieces of each file, by file name, and counts files that are no flight records.
 func joinDumps(pieces []store.Entry) (records map[string][]byte, refused int) {
 	records = map[string][]byte{}
 	foreign := map[string]bool{}
@@ -58,7 +58,7 @@ func joinDumps(pieces []store.Entry) (records map[string][]byte, refused int) {
 	return records, len(foreign)
 }
 
-// writeDump writes a flight record, in its folder if it is of an epoch.
+// writeDump writes a flight record. A record of an epoch goes into the epoch's folder.
 func writeDump(root *os.Root, name string, text []byte) error {
 	folder, file := path.Split(name)
 	if folder = strings.TrimSuffix(folder, "/"); folder != "" {

@@ -14,8 +14,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// TestEnds: whatever is written as the end of a job has a code that a process can end with, a signal that a user may
-// send, and a text for a terminal.
+// TestEnds: any text that is written as the end of a job yields a code that a process can end with, a signal that a
+// user may send, and a text that a terminal can show.
 func TestEnds(t *testing.T) {
 	for text, want := range map[string]End{
 		`{}`: {},
@@ -43,8 +43,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestForgedDumps: of what other machines send as flight records, only flight records are written, in their folder, and
-// through no link.
+// TestForgedDumps: from other machines' flight records, a launcher writes only files that are flight records, in the
+// records' folder, and through no link.
 func TestForgedDumps(t *testing.T) {
 	dir := t.TempDir()
 	records, outside := filepath.Join(dir, "records"), filepath.Join(dir, "outside")

@@ -17,8 +17,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// TestSessionOfTheEnd: a launcher whose session is lost when its ranks end sends their flight records in another one,
-// whether it had found that, was looking for it, or had not noticed.
+// TestSessionOfTheEnd: a launcher whose session is lost when its ranks end sends their flight records in another
+// session. It may have found that session, be looking for it, or not have noticed the loss.
 func TestSessionOfTheEnd(t *testing.T) {
 	conf, err := store.TLS([]byte("a secret"), "store")
 	require.NoError(t, err)
@@ -28,7 +28,7 @@ func TestSessionOfTheEnd(t *testing.T) {
 	server.Serve(l, conf)
 	t.Cleanup(func() { assert.NoError(t, server.Close()) })
 	observer := server.Local("observer")
-	for range 20 { // which of the three is chance
+	for range 20 { // each run hits one of the three by chance
 		var log bytes.Buffer
 		a := newAgent(Config{Join: []string{l.Addr().String()}, Wait: time.Minute, Ranks: 1, Records: t.TempDir(), Err: &log})
 		a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Name: "a launcher"}
@@ -52,7 +52,8 @@ func TestSessionOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestSessionNowhere: a launcher whose session is lost for good says that flight records stay here, if there are any.
+// TestSessionNowhere: a launcher whose session is lost for good reports that flight records stay on its machine, if
+// there are any.
 func TestSessionNowhere(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -15,21 +15,22 @@ import (
 	"time"
 )
 
-// guard is the process that starts a launcher's keepers, as the launcher sees it.
+// guard is the launcher's view of the process that starts its keepers.
 type guard struct {
 	cmd     *exec.Cmd     // its process
-	conn    *net.UnixConn // its standard input, for the files of keepers; when it ends, the guard kills all ranks
+	conn    *net.UnixConn // its standard input, which passes the keepers' files; when it ends, the guard kills all ranks
 	answers *gob.Decoder  // of conn
 	gone    chan struct{} // closed when cmd has ended
 }
 
-// answer is what a guard says of a keeper that it was asked for.
+// answer is a guard's reply to a request for a keeper.
 type answer struct {
 	PID  int    // of the keeper
 	Text string // why there is no keeper, "" if there is one
 }
 
-// newGuard starts a guard. One whose program does not call [Keep] would start the next, and so on.
+// newGuard starts a guard. A guard or keeper whose program does not call [Keep] is refused: each one would start the
+// next.
 func newGuard() (*guard, error) {
 	if os.Args[0] == guardName || os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")
@@ -49,12 +50,12 @@ func newGuard() (*guard, error) {
 		answers: gob.NewDecoder(conn),
 		gone:    make(chan struct{}),
 	}
-	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what a terminal sends, or a user to its session, is not its
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals to the launcher's terminal or session do not reach it
 	if err := g.cmd.Start(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	go func() {
-		_ = g.cmd.Wait() // keepers say how their ranks end
+		_ = g.cmd.Wait() // the keepers report how their ranks end
 		_ = conn.Close()
 		close(g.gone)
 	}()
@@ -81,7 +82,7 @@ func socketPair() (conn *net.UnixConn, end *os.File, err error) {
 	return conn, end, nil
 }
 
-// unixConn is the connection that a file is, which it closes.
+// unixConn returns the Unix connection behind a file, and closes the file.
 func unixConn(file *os.File) (*net.UnixConn, error) {
 	defer file.Close() //nolint:errcheck // the connection has a copy
 	conn, err := net.FileConn(file)
@@ -105,8 +106,8 @@ func (g *guard) ended() bool {
 	}
 }
 
-// start has the guard start a keeper, whose files 0, 1, … are these, and returns its process. The guard closes the last
-// of them, too, when nothing of the rank is left.
+// start has the guard start a keeper with these files as its descriptors 0, 1, …, and returns the keeper's process. The
+// guard also keeps the last file, the report, open until nothing of the rank is left.
 func (g *guard) start(files ...*os.File) (pid int, err error) {
 	var numbers []int
 	for _, f := range files {
@@ -126,10 +127,10 @@ func (g *guard) start(files ...*os.File) (pid int, err error) {
 	return a.PID, nil
 }
 
-// resume has a guard go on that a user may have stopped.
+// resume continues a guard that a user may have stopped.
 func (g *guard) resume() { _ = g.cmd.Process.Signal(syscall.SIGCONT) }
 
-// kill has the guard kill all ranks and their keepers, and end.
+// kill makes the guard kill all ranks and their keepers, and then end.
 func (g *guard) kill() {
 	g.resume()
 	_ = g.conn.Close()
@@ -140,15 +141,15 @@ func (g *guard) wait() { <-g.gone }
 
 // watch is the state of a guard's process.
 type watch struct {
-	keepers  map[int]*os.File // reports of those that run, by process
-	killed   []*os.File       // reports of those that were killed, until nothing of their ranks is left
-	deadline time.Time        // for the end of processes that are being killed
+	keepers  map[int]*os.File // report files of running keepers, by process
+	killed   []*os.File       // report files of killed keepers, until nothing of their ranks is left
+	deadline time.Time        // after which the guard no longer waits for killed processes
 	alone    bool             // the launcher has ended
 }
 
-// guardRanks starts the keepers that the launcher asks for. It kills what a killed keeper has left of its rank, and all
-// ranks when the launcher has ended: their processes have become this one's ([adoptOrphans]). A process that this one
-// may not kill, or that does not end, is left.
+// guardRanks starts the keepers that the launcher requests. When a keeper is killed, it kills the processes that its
+// rank has left. When the launcher ends, it kills all ranks. Orphaned processes are this process's children
+// ([adoptOrphans]). It leaves a process that it may not kill, or that does not end in time.
 func guardRanks(launcher *net.UnixConn) error {
 	if err := adoptOrphans(); err != nil {
 		return err
@@ -161,7 +162,7 @@ func guardRanks(launcher *net.UnixConn) error {
 	answers := gob.NewEncoder(launcher)
 	w := &watch{keepers: map[int]*os.File{}}
 	for {
-		var repeat <-chan time.Time // nil if nothing is being killed
+		var repeat <-chan time.Time // nil if no process is being killed
 		if w.sweep() {
 			repeat = time.After(killTime)
 		} else if w.alone {
@@ -171,7 +172,7 @@ func guardRanks(launcher *net.UnixConn) error {
 		select {
 		case files, ok := <-requests:
 			if ok {
-				_ = answers.Encode(w.start(files)) // or the launcher has ended, which is the next request
+				_ = answers.Encode(w.start(files)) // if the launcher has ended, requests closes next
 				continue
 			}
 			requests = nil
@@ -207,9 +208,9 @@ func receiveRequests(launcher *net.UnixConn, requests chan<- []*os.File) {
 	}
 }
 
-// start starts a keeper, and closes its files but for the report.
+// start starts a keeper, and closes all of its files except the report.
 func (w *watch) start(files []*os.File) answer {
-	if len(files) != keeperFiles { // such as when this process may open no more
+	if len(files) != keeperFiles { // for example, this process has too many open files
 		closeAll(files)
 		return answer{Text: fmt.Sprintf("%s has received %d of %d files for a keeper", guardName, len(files), keeperFiles)}
 	}
@@ -226,7 +227,7 @@ func (w *watch) start(files []*os.File) answer {
 	pid, err := syscall.ForkExec(path, []string{keeperName}, &syscall.ProcAttr{
 		Env:   os.Environ(),
 		Files: numbers,
-		Sys:   &syscall.SysProcAttr{Setsid: true}, // what a rank sends to its session is not the other ranks'
+		Sys:   &syscall.SysProcAttr{Setsid: true}, // a rank's signal to its session does not reach other ranks
 	})
 	if err != nil {
 		return answer{Text: fmt.Sprintf("a keeper cannot be started: %v", errors.Join(err, report.Close()))}
@@ -235,7 +236,7 @@ func (w *watch) start(files []*os.File) answer {
 	return answer{PID: pid}
 }
 
-// closeAll closes files of which nothing is left to write.
+// closeAll closes files to which nothing is left to write.
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
@@ -257,7 +258,7 @@ func (w *watch) reap() {
 	}
 }
 
-// note takes note of the end of a child. A keeper that was not killed has left nothing.
+// note records the end of a child. A keeper that exits with code 0 has left no process.
 func (w *watch) note(child int, status syscall.WaitStatus) {
 	report, isKeeper := w.keepers[child]
 	if !isKeeper {
@@ -272,8 +273,8 @@ func (w *watch) note(child int, status syscall.WaitStatus) {
 	w.deadline = time.Now().Add(orphanTime)
 }
 
-// sweep kills what is to end, and returns false if nothing of it is left that this process may kill, or its time is
-// over.
+// sweep kills the processes that must end. It returns false if none is left that this process may kill, or if the time
+// for them is over.
 func (w *watch) sweep() (left bool) {
 	if len(w.killed) == 0 && !w.alone {
 		return false
@@ -286,12 +287,12 @@ func (w *watch) sweep() (left bool) {
 	return false
 }
 
-// killOrphans kills the descendants of this process that have no keeper, and all of them when the launcher has ended.
-// It returns false if there are none that it may kill. Those that have ended count until they are reaped: the list may
-// have what they had started as theirs, and theirs alone.
+// killOrphans kills the descendants of this process that have no keeper, or all of them once the launcher has ended. It
+// returns false if there are none that it may kill. Ended processes count until they are reaped, because the list may
+// still show their children under them alone.
 func (w *watch) killOrphans() (killed bool) {
 	if !canList {
-		return len(w.keepers) > 0 // which kill their ranks themselves
+		return len(w.keepers) > 0 // keepers kill their ranks themselves
 	}
 	all := listProcesses()
 	for _, child := range all[os.Getpid()] {
@@ -307,7 +308,7 @@ func (w *watch) killOrphans() (killed bool) {
 	return killed
 }
 
-// killKeepers kills the keepers that are left: a user may have stopped them.
+// killKeepers kills the remaining keepers, which a user may have stopped.
 func (w *watch) killKeepers() {
 	for pid := range w.keepers {
 		_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -25,14 +25,14 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// Slots is a host and how many ranks it has.
+// Slots is a host and its number of ranks.
 type Slots struct {
-	Host  string // as ssh and the other hosts know it
+	Host  string // the name by which ssh and the other hosts know it
 	Ranks int    // 1 and up
 }
 
-// ParseSlots reads hosts in the notation of mpirun: names separated by commas, each with a colon and its number of
-// ranks, or with one rank. A name that comes again has more ranks. IPv6 addresses are in brackets.
+// ParseSlots reads hosts in mpirun's notation: names separated by commas, each with an optional colon and number of
+// ranks. The default is one rank. A repeated name adds ranks. IPv6 addresses are in brackets.
 func ParseSlots(text string) (all []Slots, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		slots := Slots{Host: strings.TrimSpace(word), Ranks: 1}
@@ -47,7 +47,7 @@ func ParseSlots(text string) (all []Slots, err error) {
 			slots.Host = slots.Host[1 : len(slots.Host)-1]
 			unwanted = " \t'\""
 		}
-		// A name that begins with a dash would be an option of ssh.
+		// ssh would read a name that begins with a dash as an option.
 		if slots.Host == "" || slots.Host[0] == '-' || strings.ContainsAny(slots.Host, unwanted) ||
 			printable.Text(slots.Host) != slots.Host {
 			return nil, fmt.Errorf("%q is no name of a host", word)
@@ -65,74 +65,74 @@ func ParseSlots(text string) (all []Slots, err error) {
 	return all, nil
 }
 
-// stage is how far the launcher of a host has come.
+// stage is the progress of a host's launcher.
 type stage int
 
 const (
-	stageConnecting stage = iota // ssh is
-	stageStarted                 // it looks for the job's store, or begins to keep it
-	stageJoined                  // it has the store
-	stageGone                    // it has ended, or the connection to it
+	stageConnecting stage = iota // ssh is connecting
+	stageStarted                 // it looks for the job's store, or is about to keep it
+	stageJoined                  // it keeps the store or has joined it
+	stageGone                    // it has ended, or its connection has
 )
 
 // remote is the launcher of a host.
 type remote struct {
 	Slots
 	through  int                 // ranks of the hosts up to this one
-	local    bool                // the host is this machine, which needs no ssh
+	local    bool                // the host is this machine, so it needs no ssh
 	cmd      *exec.Cmd           // ssh, or the launcher itself where local is set
 	control  io.WriteCloser      // its standard input: the assignment, then signals
-	gone     chan struct{}       // closed when it has ended, and what it has written is read
+	gone     chan struct{}       // closed when it has ended and its output is read
 	reported chan struct{}       // closed when it has reported its end
-	signals  chan syscall.Signal // to be sent
+	signals  chan syscall.Signal // signals to send
 	stage    stage               // used only by follow
 	excused  bool                // the job does not need it to join; used only by follow
 	end      *End                // what it reported; nil before; used only by follow
-	state    *os.ProcessState    // of its end; nil before; used only by follow
+	state    *os.ProcessState    // state at its end; nil before; used only by follow
 	address  string              // of the host, "" before it has joined; used only by follow
-	quiet    int                 // looks in a row before which nothing had come; used only by follow
-	silence  time.Duration       // after which it counted as lost; 0 if it does not; used only by follow
+	quiet    int                 // consecutive looks that found nothing from it; used only by follow
+	silence  time.Duration       // the silence for which it counted as lost; 0 if it does not; used only by follow
 
-	beating    atomic.Bool  // it has sent a sign of life, and is to send more
+	beating    atomic.Bool  // it has sent a sign of life, so more must follow
 	heard      atomic.Bool  // something has come since the last look
-	delivering atomic.Int32 // its lines that wait for room in the output: nothing is read meanwhile
+	delivering atomic.Int32 // its lines that wait for room in the output; nothing is read meanwhile
 
 	mu   sync.Mutex // before outlet.mu
-	held []string   // lines of its standard error before it has joined; guarded by mu
+	held []string   // lines of its standard error from before it joined; guarded by mu
 }
 
-// word is a report of a host's launcher, or its end.
+// word is a host launcher's report, or its end.
 type word struct {
-	from  *remote          // who says it
+	from  *remote          // the launcher that sent it
 	kind  string           // "" if it has ended
 	value string           // of the report
 	err   error            // of its end
 	state *os.ProcessState // of its end
 }
 
-// spread is a job on several hosts, whose launchers this one has started.
+// spread is a job on several hosts, whose launchers this launcher has started.
 type spread struct {
 	Config
 	secret  string         // of the job
 	self    string         // this program's file
 	folder  string         // in which it was started; "", which is no directory on hosts either, if that is gone
 	out     *outlet        // of the ranks' output
-	err     *outlet        // of the ranks' errors, and of what launchers say
-	notes   io.Writer      // what this launcher says
+	err     *outlet        // of the ranks' errors and the launchers' messages
+	notes   io.Writer      // this launcher's messages
 	hosts   []*remote      // in the order of their ranks
-	started int            // hosts whose launchers were started, the first ones of all
+	started int            // hosts whose launchers were started: the first ones in hosts
 	words   chan word      // reports and ends of the hosts' launchers
-	closed  chan struct{}  // closed when nobody receives words any more
+	closed  chan struct{}  // closed when words has no receiver any more
 	address string         // of the store, set before known is closed
 	known   chan struct{}  // closed when address is set
-	silence time.Duration  // after which a launcher that sends nothing is lost
-	ordered syscall.Signal // that ended the job; 0 for none; used only by follow
-	overdue bool           // launchers had stopTime to end, and some have not; set by follow, read when it has returned
+	silence time.Duration  // a launcher that sends nothing for this time is lost
+	ordered syscall.Signal // signal that ended the job; 0 for none; used only by follow
+	overdue bool           // stopTime has passed and some launchers have not ended; set by follow, read after it
 }
 
-// Spread runs a job on the hosts of cfg.Slots: it starts a launcher on each by ssh, or without it where the host is
-// this machine, and ends them. The first host has the job's store, and the others join it: this machine needs to be
-// reached by none. Hosts have this program at the same place or in PATH. It returns as [Run] does.
+// Spread runs a job on the hosts of cfg.Slots. It starts a launcher on each host and ends it again, by ssh unless the
+// host is this machine. The first host has the job's store, and the others join it, so no host needs to reach this
+// machine. Hosts have this program at the same place or in PATH. It returns as [Run] does.
 func Spread(ctx context.Context, cfg Config) (err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -187,7 +187,7 @@ func Spread(ctx context.Context, cfg Config) (err error) {
 	return nil
 }
 
-// sharedSecret is the job's secret, to be handed over: one that the user has set, or a random one.
+// sharedSecret returns the secret to hand over: the user's, or a random one.
 func sharedSecret(path string) (string, error) {
 	if path == "" {
 		if text := os.Getenv(env.Secret); text != "" {
@@ -201,7 +201,7 @@ func sharedSecret(path string) (string, error) {
 	return rendezvous.ReadSecret(path, true)
 }
 
-// findLocal finds out which hosts are this machine.
+// findLocal determines which hosts are this machine.
 func (s *spread) findLocal(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, resolveTime)
 	defer cancel()
@@ -217,7 +217,7 @@ func isLocal(ctx context.Context, host string) bool {
 	if name, _ := os.Hostname(); host == "localhost" || strings.EqualFold(host, name) {
 		return true
 	}
-	addresses, err := net.DefaultResolver.LookupIPAddr(ctx, host) // an error for what only ssh knows
+	addresses, err := net.DefaultResolver.LookupIPAddr(ctx, host) // an error for names that only ssh knows
 	ours, _ := net.InterfaceAddrs()
 	foreign := func(a net.IPAddr) bool {
 		isEqual := func(o net.Addr) bool {
@@ -237,12 +237,13 @@ func (s *spread) start(h *remote) error {
 		if err != nil {
 			return fmt.Errorf("%w: other hosts are reached by ssh", err)
 		}
-		// Nobody can answer the questions of several at once, and this machine may wait long for one that is down.
+		// Nobody can answer the questions of several ssh processes at once. Without a timeout, this machine may wait
+		// long for a host that is down.
 		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", h.Host, s.script())
 	}
-	h.cmd.SysProcAttr = separate() // a terminal's signals come from here alone
+	h.cmd.SysProcAttr = separate() // a terminal's signals reach it through this launcher alone
 	h.cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
-		return strings.HasPrefix(setting, env.Secret+"=") // it goes through standard input; ssh may send variables
+		return strings.HasPrefix(setting, env.Secret+"=") // the secret goes through standard input; ssh may send variables
 	})
 	var err error
 	if h.control, err = h.cmd.StdinPipe(); err != nil {
@@ -275,15 +276,16 @@ func (s *spread) start(h *remote) error {
 	return nil
 }
 
-// script is what ssh runs: this program from the same place, or else from PATH. It is read by any user's shell.
+// script returns the command for ssh. It runs this program from the same place, or else from PATH. Any user's shell can
+// read it.
 func (s *spread) script() string {
 	const find = `for tutti in "$0" tutti; do ` +
 		`if command -v "$tutti" >/dev/null; then exec "$tutti" ` + Inside + `; fi; done; exit 127`
 	return "exec sh -c " + quoted(find) + " " + quoted(s.self)
 }
 
-// await waits for the end of a host's launcher. A process that an ssh with a shared connection left may hold the output
-// for longer.
+// await waits for the end of a host's launcher. An ssh with a shared connection may leave a process that holds the
+// output for longer.
 func (s *spread) await(h *remote, copied *sync.WaitGroup) {
 	err := h.cmd.Wait()
 	read := make(chan struct{})
@@ -302,8 +304,8 @@ func (s *spread) await(h *remote, copied *sync.WaitGroup) {
 	close(h.gone)
 }
 
-// unblock has output wait for no reader, so that the report of a launcher that has ended, behind lines of its ranks, is
-// read.
+// unblock stops output from waiting for a reader. Otherwise an ended launcher's report could stay unread behind lines
+// of its ranks.
 func (s *spread) unblock(h *remote, read <-chan struct{}) {
 	s.out.keepWaiting(false)
 	s.err.keepWaiting(false)
@@ -314,8 +316,8 @@ func (s *spread) unblock(h *remote, read <-chan struct{}) {
 	}
 }
 
-// direct tells a host's launcher what to run, then the signals, in their order, and meanwhile that this one runs. The
-// first host's is told at once, and the others when they can join it.
+// direct sends a host's launcher its assignment, then the signals in their order, and signs of life in between. The
+// first host gets its assignment at once. The others get theirs when they can join the first one's store.
 func (s *spread) direct(h *remote) {
 	a := s.assignment(h)
 	if h == s.hosts[0] {
@@ -329,13 +331,13 @@ func (s *spread) direct(h *remote) {
 		a.Join = []string{s.address}
 	}
 	text, _ := json.Marshal(a)
-	_, _ = h.control.Write(append(text, '\n')) // one that does not read it has ended, or does later
+	_, _ = h.control.Write(append(text, '\n')) // a launcher that does not read it has ended, or ends later
 	beat := time.NewTicker(s.silence / beats)
 	defer beat.Stop()
 	for {
 		select {
 		case number := <-h.signals:
-			// A launcher that does not read it is killed in time.
+			// A launcher that does not read the signal is killed in time.
 			_, _ = io.WriteString(h.control, signalNames[number]+"\n")
 		case <-beat.C:
 			_, _ = io.WriteString(h.control, reportAlive+"\n")
@@ -345,7 +347,7 @@ func (s *spread) direct(h *remote) {
 	}
 }
 
-// assignment is what a host's launcher runs.
+// assignment returns the instructions for a host's launcher.
 func (s *spread) assignment(h *remote) assignment {
 	index := slices.Index(s.hosts, h)
 	return assignment{
@@ -373,7 +375,8 @@ func (s *spread) assignment(h *remote) assignment {
 	}
 }
 
-// localRanks is how many ranks the machine of a host has by those of the first hosts that are known to be this machine.
+// localRanks returns how many ranks the first hosts put on the machine of h. Only hosts that are known to be this
+// machine share one.
 func (s *spread) localRanks(h *remote, hosts int) (ranks int) {
 	for _, earlier := range s.hosts[:hosts] {
 		if earlier == h || earlier.local && h.local {
@@ -383,7 +386,7 @@ func (s *spread) localRanks(h *remote, hosts int) (ranks int) {
 	return ranks
 }
 
-// anyPort is where the first host listens if nobody says it.
+// anyPort returns the first host's listening address if nobody has set one.
 func (s *spread) anyPort() string {
 	if slices.ContainsFunc(s.hosts, func(h *remote) bool { return !h.local }) {
 		return ":0"
@@ -399,8 +402,8 @@ func inBytes(list []string) (all [][]byte) {
 	return all
 }
 
-// jobVariables are the variables of this process that a job has on all hosts: TUTTI_* and NCCL_*, without the secret
-// and the addresses of this machine.
+// jobVariables returns this process's variables that a job needs on all hosts: TUTTI_* and NCCL_*, without the secret
+// and this machine's addresses.
 func jobVariables(environ []string) (all []string) {
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
@@ -416,7 +419,7 @@ func jobVariables(environ []string) (all []string) {
 	return all
 }
 
-// tell gives follow a word.
+// tell passes a word to follow.
 func (s *spread) tell(w word) {
 	select {
 	case s.words <- w:
@@ -424,10 +427,11 @@ func (s *spread) tell(w word) {
 	}
 }
 
-// output writes lines of a host's standard output that come after the first report: before it, a shell greets.
+// output writes the lines of a host's standard output that follow the first report. Earlier lines are a shell's
+// greeting.
 type output struct {
-	to     io.Writer // where the lines go
-	from   *remote   // whose lines these are
+	to     io.Writer // destination of the lines
+	from   *remote   // source of the lines
 	prefix string    // of each line; "" is none
 	open   bool      // lines are written
 }
@@ -439,7 +443,7 @@ func (o *output) Write(line []byte) (int, error) {
 	case bytes.HasPrefix(line, []byte(marker)):
 		o.open = true
 	case !o.open:
-		// A shell may have begun the line, as with the title of a terminal.
+		// A shell may have begun the line, such as with a terminal's title.
 		o.open = bytes.Contains(line, []byte(marker))
 	default:
 		_, err := o.to.Write(append([]byte(o.prefix), line...))
@@ -448,17 +452,17 @@ func (o *output) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// reader reads lines that a host's launcher writes to its standard error: reports, and what it and ranks say. Before it
-// has joined they are held, as the reason why it may not.
+// reader reads the standard error of a host's launcher: reports, and messages of the launcher and its ranks. It holds
+// messages from before the launcher joined, because they may tell why it does not.
 type reader struct {
 	spread *spread // the job
-	from   *remote // whose lines these are
+	from   *remote // source of the lines
 	prefix string  // of each line that is written; "" is none
 	open   bool    // lines are written
 	ended  bool    // its end was reported
 }
 
-// longestReason bounds what is held.
+// longestReason bounds the number of held lines.
 const longestReason = 100
 
 // Write takes a line.
@@ -467,7 +471,7 @@ func (r *reader) Write(line []byte) (int, error) {
 	before, text, ok := bytes.Cut(line, []byte(marker))
 	kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
 	if r.open && (len(before) > 0 || kind != reportEnded && kind != reportAlive) {
-		ok = false // a rank's line: a shell may begin one, and a launcher start, before there are ranks alone
+		ok = false // a rank's line: shells begin lines, and launchers start, only before there are ranks
 	}
 	if ok && kind == reportAlive {
 		r.from.beating.Store(true)
@@ -493,7 +497,7 @@ func (r *reader) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// receive notes that something has come from a host. It is being handed on until done is called.
+// receive notes that something has come from a host. Delivery lasts until done is called.
 func (h *remote) receive() (done func()) {
 	h.delivering.Add(1)
 	return func() {
@@ -511,7 +515,7 @@ func (h *remote) hold(line string) {
 	}
 }
 
-// release writes what is held.
+// release writes the held lines.
 func (h *remote) release(to io.Writer, prefix string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -521,7 +525,8 @@ func (h *remote) release(to io.Writer, prefix string) {
 	h.held = nil
 }
 
-// follow waits until the launchers of all hosts have ended, and returns how the job has: as the first host's says.
+// follow waits until the launchers of all hosts have ended. It returns the job's end, as the first host's launcher
+// reports it.
 func (s *spread) follow(ctx context.Context) End {
 	interrupted := ctx.Done()
 	late := time.After(s.Wait)
@@ -577,7 +582,7 @@ func (s *spread) follow(ctx context.Context) End {
 	}
 }
 
-// hear takes a word of a host's launcher, and returns how the job ends if it is to end at once.
+// hear handles a word of a host's launcher. It returns the job's end if the job must end at once.
 func (s *spread) hear(w word) *End {
 	h := w.from
 	switch w.kind {
@@ -604,7 +609,7 @@ func (s *spread) hear(w word) *End {
 		h.stage = stageGone
 		h.state = w.state
 		if h.end == nil && w.err == nil && before >= stageJoined {
-			h.end = &End{} // its report may be behind output that waits for a reader
+			h.end = &End{} // its report may lie behind output that waits for a reader
 		}
 		switch {
 		case before < stageJoined && h.excused:
@@ -612,7 +617,7 @@ func (s *spread) hear(w word) *End {
 			return &End{Text: h.reason(s, before, w.err), Code: 1}
 		case h.end == nil && h == s.hosts[0]:
 			result := s.result()
-			return &result // the others would look for its store
+			return &result // the other hosts would look for its store
 		case h.end == nil && s.Min > 0:
 			fmt.Fprintf(s.notes, "tutti: %s; the job goes on without it\n", h.lost())
 		}
@@ -620,8 +625,8 @@ func (s *spread) hear(w word) *End {
 	return nil
 }
 
-// look counts the looks at which nothing had come from hosts, and returns those that are lost by that now. Looks are
-// counted, and not time: this process may have been stopped, and has not read meanwhile.
+// look counts consecutive looks at which nothing had come from a host. It returns the hosts that are lost by that
+// count. It counts looks, not time: while this process was stopped, it did not read.
 func (s *spread) look() (lost []*remote) {
 	for _, h := range s.hosts {
 		heard := h.heard.Swap(false) || h.delivering.Load() > 0
@@ -637,7 +642,7 @@ func (s *spread) look() (lost []*remote) {
 	return lost
 }
 
-// lose ends the connections to hosts of which nothing comes, and returns how the job ends if it needs them.
+// lose ends the connections to silent hosts. It returns the job's end if the job needs one of them.
 func (s *spread) lose(silent []*remote) *End {
 	needed := s.Min == 0
 	var texts []string
@@ -648,12 +653,12 @@ func (s *spread) lose(silent []*remote) *End {
 		texts = append(texts, h.lost())
 	}
 	if len(silent) == 0 || !needed {
-		return nil // hear says which of an elastic job are lost
+		return nil // in an elastic job, hear reports the lost hosts
 	}
 	return &End{Text: strings.Join(texts, "; "), Code: 1}
 }
 
-// copying is how to bring this program to a host.
+// copying returns the command that copies this program to a host.
 func (s *spread) copying(h *remote) string {
 	host := h.Host
 	if strings.Contains(host, ":") { // an IPv6 address
@@ -663,7 +668,7 @@ func (s *spread) copying(h *remote) string {
 	return fmt.Sprintf(" (scp %s %s)", quoted(s.self), quoted(host+":"+s.self))
 }
 
-// reason is why a host's launcher does not take part, with what to do.
+// reason tells why a host's launcher does not take part, and what to do.
 func (h *remote) reason(s *spread, before stage, err error) string {
 	said := h.said()
 	code := h.state.ExitCode()
@@ -681,7 +686,7 @@ func (h *remote) reason(s *spread, before stage, err error) string {
 	return fmt.Sprintf(format, h.Host, cmp.Or(said, fmt.Sprint(err)), s.copying(h))
 }
 
-// said is the line in which a host's launcher, or ssh, has said why it ended: its first error, or else its last line.
+// said returns the line in which a host's launcher, or ssh, told why it ended: its first error, or else its last line.
 func (h *remote) said() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -695,7 +700,7 @@ func (h *remote) said() string {
 	return printable.Text(last)
 }
 
-// lost says that a launcher has ended without a word, or sends nothing any more.
+// lost returns the text for a launcher that has ended without a report, or that sends nothing any more.
 func (h *remote) lost() string {
 	if h.silence > 0 {
 		place := h.Host
@@ -708,7 +713,7 @@ func (h *remote) lost() string {
 	return fmt.Sprintf("the launcher on %s, or the connection to it, has ended (%v)", h.Host, h.state)
 }
 
-// missing says for which hosts the job waits, "" for none.
+// missing names the hosts that the job waits for, "" for none.
 func (s *spread) missing(after time.Duration) string {
 	var texts []string
 	for i, h := range s.hosts {
@@ -729,7 +734,7 @@ func (s *spread) missing(after time.Duration) string {
 	return fmt.Sprintf("after %v, %s", after, strings.Join(texts, "; "))
 }
 
-// joined is how many ranks the hosts have that have joined.
+// joined returns the number of ranks on hosts that have joined.
 func (s *spread) joined() (ranks int) {
 	for _, h := range s.hosts {
 		if h.stage >= stageJoined {
@@ -739,7 +744,7 @@ func (s *spread) joined() (ranks int) {
 	return ranks
 }
 
-// result is how the job has ended.
+// result returns the job's end.
 func (s *spread) result() End {
 	first := s.hosts[0]
 	switch {
@@ -747,15 +752,15 @@ func (s *spread) result() End {
 		return *first.end
 	case first.stage < stageGone:
 		return End{Text: fmt.Sprintf("the launcher on %s does not answer", first.Host), Code: 1}
-	case first.excused: // it was told before it had the job's store
+	case first.excused: // it was told to end before it had the job's store
 		return End{Text: Signaled(s.ordered).Error(), Code: 128 + int(s.ordered), Signal: s.ordered}
 	}
 	return End{Text: first.lost(), Code: first.exitCode()}
 }
 
-// exitCode is the job's, by the exit of a launcher that has not said how the job has ended.
+// exitCode returns the job's exit code for a launcher that has ended without a report.
 func (h *remote) exitCode() int {
-	const ofSSH = 255 // if the connection fails
+	const ofSSH = 255 // ssh's code if the connection fails
 	code := h.state.ExitCode()
 	if code <= 0 || code >= ofSSH {
 		return 1
@@ -763,7 +768,7 @@ func (h *remote) exitCode() int {
 	return code
 }
 
-// unended describes the end of a job some of whose launchers do not end.
+// unended returns the end of a job if some launchers do not end.
 func (s *spread) unended() End {
 	end := s.result()
 	if end.Text != "" {
@@ -774,23 +779,23 @@ func (s *spread) unended() End {
 	return End{Text: fmt.Sprintf(format, s.hosts[left].Host, s.stopTime()), Code: 1}
 }
 
-// signal gives launchers a signal.
+// signal sends launchers a signal.
 func (s *spread) signal(hosts []*remote, number syscall.Signal) {
 	for _, h := range hosts {
 		select {
 		case h.signals <- number:
-		default: // it reads none
+		default: // the launcher reads none
 		}
 	}
 }
 
-// excuse ends the launchers that have not joined, but for the first host's: they have no ranks. It returns the others.
+// excuse ends the launchers that have not joined, except the first host's: they have no ranks. It returns the others.
 func (s *spread) excuse() (left []*remote) {
 	for i, h := range s.hosts {
 		h.excused = h.stage < stageJoined
 		switch {
 		case h.excused && h.stage == stageConnecting && !h.local:
-			_ = h.cmd.Process.Kill() // an ssh that has not come through
+			_ = h.cmd.Process.Kill() // an ssh that has not connected
 		case h.excused && i > 0:
 			_ = h.control.Close()
 		default:
@@ -800,11 +805,11 @@ func (s *spread) excuse() (left []*remote) {
 	return left
 }
 
-// stopTime is how long launchers take at most to end when one has.
+// stopTime bounds how long launchers take to end after the first one has.
 func (s *spread) stopTime() time.Duration { return s.Grace + stopMargin + dumpTime + patience }
 
-// close ends the launchers that have not ended: each sees its standard input end. All that do not answer have stopTime
-// together, unless they have had it.
+// close ends the remaining launchers: each sees its standard input end. They share one stopTime, unless they have had
+// it already.
 func (s *spread) close() {
 	close(s.closed)
 	limit := s.stopTime()
@@ -816,7 +821,7 @@ func (s *spread) close() {
 	for _, h := range s.hosts[:s.started] {
 		_ = h.control.Close()
 		if h.stage == stageConnecting {
-			_ = h.cmd.Process.Kill() // an ssh that has not come through
+			_ = h.cmd.Process.Kill() // an ssh that has not connected
 		}
 	}
 	for _, h := range s.hosts[:s.started] {

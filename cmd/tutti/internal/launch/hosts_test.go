@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Hosts are written as for mpirun.
+// Hosts are in mpirun's notation.
 func TestParseSlots(t *testing.T) {
 	for text, want := range map[string][]Slots{
 		"a":                     {{"a", 1}},
@@ -29,14 +29,14 @@ func TestParseSlots(t *testing.T) {
 	}
 }
 
-// The job's variables go to other hosts, and the secret and this machine's addresses do not.
+// The job's variables go to other hosts. The secret and this machine's addresses do not.
 func TestJobVariables(t *testing.T) {
 	environment := []string{"PATH=/bin", "TUTTI_SECRET=x", "TUTTI_SECRET_FILE=y", "TUTTI_CHECK=1", "NCCL_DEBUG=INFO", "TUTTIX=1", "HOME=/",
 		"TUTTI_TCP_LISTEN=10.0.0.5:29500", "TUTTI_TCP_ADVERTISE=192.0.2.1"}
 	assert.Equal(t, []string{"TUTTI_CHECK=1", "NCCL_DEBUG=INFO", "TUTTI_TCP_LISTEN=:29500"}, jobVariables(environment))
 }
 
-// Launchers of one machine give their ranks local ranks that differ.
+// Launchers of one machine give their ranks different local ranks.
 func TestLocalRanks(t *testing.T) {
 	s := &spread{}
 	s.hosts = []*remote{

@@ -13,29 +13,29 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// attributes give a rank its own process group, and have it die with its keeper.
+// attributes gives a rank its own process group, and kills the rank when its keeper dies.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// self is this program, also when its file was replaced.
+// self returns the path of this program, which also holds after its file was replaced.
 func self() (string, error) { return "/proc/self/exe", nil }
 
-// hideName has the process go by another name than that of the program's file.
+// hideName replaces the process's name in lists, which is otherwise the name of the program's file.
 func hideName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
-// adoptOrphans makes this process the parent of its descendants whose parents end.
+// adoptOrphans makes this process the parent of descendants whose parents end.
 func adoptOrphans() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// awaitGroup has nothing to wait for: all of a group are descendants.
+// awaitGroup does nothing here: every process of a group is a descendant.
 func awaitGroup(int) {}
 
-// canList says that [descendants] finds a process's.
+// canList tells that [descendants] finds the descendants of a process.
 const canList = true
 
-// descendants lists the processes that a process has started, directly or not.
+// descendants lists the processes that a process has started, directly or indirectly.
 func descendants(root int) []entry { return listProcesses().descend(root) }
 
 // listProcesses lists the processes of this machine.
@@ -57,10 +57,10 @@ func listProcesses() family {
 	return children
 }
 
-// readStatus reads the line of a process. ok is false if there is none.
+// readStatus reads a process's line in the list. ok is false if the process has ended.
 func readStatus(pid int) (e entry, ok bool) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	// The name before these fields may have any character.
+	// The name before these fields may contain any character.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if err != nil || len(fields) < 3 {
 		return entry{}, false
@@ -74,13 +74,13 @@ func readStatus(pid int) (e entry, ok bool) {
 	return e, err == nil
 }
 
-// processName is the name of a process in lists, "" if it has ended.
+// processName returns a process's name in lists, "" if the process has ended.
 func processName(pid int) string {
 	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 	return printable.Text(strings.TrimSpace(string(text)))
 }
 
-// catches reports whether a process has a handler for a signal, which would end it otherwise.
+// catches reports whether a process handles a signal, which would end it otherwise.
 func catches(pid int, s syscall.Signal) bool {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
@@ -92,11 +92,11 @@ func catches(pid int, s syscall.Signal) bool {
 	return err == nil && bits>>(s-1)&1 == 1
 }
 
-// memoryKills is how many processes the kernel has killed for want of memory.
+// memoryKills counts the processes that the kernel has killed for lack of memory.
 func memoryKills() int { return memoryKillsIn("/") }
 
-// memoryKillsIn is memoryKills with the system's files below a directory: those killed in the control group of this
-// process and below it, or on the whole machine where the group does not count them.
+// memoryKillsIn is memoryKills for system files below root. It counts kills in this process's control group and below
+// it. If the group does not count them, it counts kills on the whole machine.
 func memoryKillsIn(root string) int {
 	groups, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	for line := range strings.Lines(string(groups)) {
@@ -118,7 +118,7 @@ func memoryKillsIn(root string) int {
 	return count
 }
 
-// counter reads a number from a file with a name and a number in each line.
+// counter reads a number from a file whose lines each hold a name and a number.
 func counter(path, name string) (count int, ok bool) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -24,8 +24,7 @@ import (
 // markVariable marks all processes of a test.
 const markVariable = "TUTTI_TEST_MARK"
 
-// mark marks the processes that a test starts from now on, and returns a function that lists those that are left,
-// without zombies.
+// mark marks the processes that a test starts from now on. left lists the marked processes that have not ended.
 func mark(t *testing.T) (left func() []string) {
 	t.Helper()
 	text := fmt.Sprintf("%s-%d", t.Name(), os.Getpid())
@@ -45,7 +44,7 @@ func mark(t *testing.T) (left func() []string) {
 	}
 }
 
-// shell starts ranks that run a script of the shell.
+// shell starts ranks that run a shell script.
 func shell(t *testing.T, ctx context.Context, script string, change func(*Config)) *started {
 	t.Helper()
 	return begin(t, ctx, "unused", func(c *Config) {
@@ -55,7 +54,7 @@ func shell(t *testing.T, ctx context.Context, script string, change func(*Config
 	})
 }
 
-// wrappers run a script ($0) as what users start programs with.
+// wrappers run a script ($0) in the ways in which users start programs.
 var wrappers = map[string]string{
 	"alone":          `exec sh -c "$0"`,
 	"shell":          `sh -c "$0"; true`,
@@ -66,10 +65,10 @@ var wrappers = map[string]string{
 	"no-environment": `sh -c 'exec env -i PATH="$PATH" sh -c "$0"' "$0"; true`,
 }
 
-// Processes behind any wrapper are told to end, have time to save their state, and can print in the meantime.
+// Processes behind any wrapper are told to end. They have time to save their state, and can print meanwhile.
 func TestWrappedProcessesHaveTheirGrace(t *testing.T) {
 	for name, wrapper := range wrappers {
-		if name == "forgotten" { // whose rank ends by itself
+		if name == "forgotten" { // its rank ends by itself
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +93,7 @@ func TestWrappedProcessesHaveTheirGrace(t *testing.T) {
 	}
 }
 
-// Processes that ignore the signal are killed when their time is over, behind any wrapper.
+// Processes that ignore the signal are killed at the end of their grace, behind any wrapper.
 func TestWrappedProcessesAreKilled(t *testing.T) {
 	for name, wrapper := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -116,8 +115,8 @@ func TestWrappedProcessesAreKilled(t *testing.T) {
 	}
 }
 
-// Processes that a rank has started are gone before the next round, and at the end, whether the rank failed, was
-// killed or succeeded.
+// A rank's processes are gone before the next round and at the end of the job. The rank may have failed, been killed or
+// succeeded.
 func TestNothingOfARankIsLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  string
@@ -129,7 +128,7 @@ func TestNothingOfARankIsLeft(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			left := mark(t)
-			// Each round counts the workers of all, by a name that only they have.
+			// Each round counts all workers, by a name that nobody else has.
 			worker := fmt.Sprintf("8%d", os.Getpid())
 			count := fmt.Sprintf(`grep -lsxz [8]%d /proc/[0-9]*/cmdline | wc -l`, os.Getpid())
 			script := fmt.Sprintf(`echo $(%s) workers; sleep %s & setsid sleep %s & %s`, count, worker, worker, c.end)
@@ -150,7 +149,7 @@ func TestNothingOfARankIsLeft(t *testing.T) {
 	}
 }
 
-// The same holds in an elastic job, whose other ranks continue.
+// The same holds in an elastic job, in which other ranks continue.
 func TestNothingOfAMemberIsLeft(t *testing.T) {
 	left := mark(t)
 	worker := fmt.Sprintf("9%d", os.Getpid())
@@ -179,14 +178,14 @@ func TestAKilledLauncherLeavesNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, launcher.Process.Kill())
 			require.Error(t, launcher.Wait())
-			_, err = io.Copy(io.Discard, read) // until all have closed it
+			_, err = io.Copy(io.Discard, read) // until all processes have closed it
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return len(left()) == 0 }, time.Minute, time.Millisecond)
 		})
 	}
 }
 
-// killings are the ways in which users kill processes of a job. Each spares a process that then kills the others.
+// killings are the ways in which users kill a job's processes. Each spares a process that then kills the others.
 var killings = map[string]func(p place, victim, launcher place) bool{
 	"by name":    func(_ place, victim, launcher place) bool { return victim.goesBy(launcher.name) },
 	"by group":   func(_ place, victim, launcher place) bool { return victim.group == launcher.group },
@@ -203,8 +202,8 @@ var killings = map[string]func(p place, victim, launcher place) bool{
 // place describes a process.
 type place struct {
 	pid, parent, group, session int
-	name                        string // as in lists
-	command                     string // with its arguments
+	name                        string // name in lists
+	command                     string // command with its arguments
 }
 
 // newPlace finds a process. ok is false if it has ended.
@@ -228,8 +227,9 @@ func (p place) goesBy(name string) bool {
 	return strings.Contains(p.name, name) || strings.Contains(p.command, name)
 }
 
-// No process of a rank is left, behind any wrapper, when its launcher is killed at the same moment as all processes of
-// its name, process group or session, the rank's keeper or the keeper's guard. Nor is one when the guard alone is killed.
+// No process of a rank is left, behind any wrapper, when its launcher is killed together with all processes of the
+// launcher's name, process group or session, with the rank's keeper, or with the keepers' guard. No process is left
+// either when the guard alone is killed.
 func TestKilledAtOneInstant(t *testing.T) {
 	for kind, chosen := range killings {
 		for name, wrapper := range wrappers {
@@ -238,7 +238,7 @@ func TestKilledAtOneInstant(t *testing.T) {
 					return
 				}
 				left := mark(t)
-				file := filepath.Join(t.TempDir(), "word") // in the commands of all of the rank
+				file := filepath.Join(t.TempDir(), "word") // in the commands of all processes of the rank
 				script := "echo $PPID; exec sh -c '" + strings.ReplaceAll(wrapper, "'", `'\''`) + `' "$0 # ` + file + `"`
 				cmd := exec.Command(os.Args[0])
 				cmd.Env = append(os.Environ(), launcherVariable+"="+script, env.Secret+"=")
@@ -260,7 +260,7 @@ func TestKilledAtOneInstant(t *testing.T) {
 					}
 				}
 				require.NotEmpty(t, victims)
-				for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} { // none acts between the ends
+				for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} { // no process acts between the kills
 					for _, pid := range victims {
 						_ = syscall.Kill(pid, s)
 					}
@@ -274,8 +274,8 @@ func TestKilledAtOneInstant(t *testing.T) {
 	}
 }
 
-// A launcher has one process beside a keeper for each rank. When it is killed, all ranks of an elastic job start again,
-// under another one.
+// A launcher has one process, the guard, in addition to a keeper for each rank. When the guard is killed, all ranks of
+// an elastic job start again, under another guard.
 func TestOneGuard(t *testing.T) {
 	left := mark(t)
 	file := filepath.Join(t.TempDir(), "over")
@@ -311,7 +311,7 @@ func TestOneGuard(t *testing.T) {
 	assert.Empty(t, left())
 }
 
-// A rank fails and ends when its keeper is killed, behind any wrapper.
+// A rank fails, and all its processes end, when its keeper is killed, behind any wrapper.
 func TestAKilledKeeper(t *testing.T) {
 	for name, wrapper := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -338,7 +338,7 @@ func TestAKilledKeeper(t *testing.T) {
 	}
 }
 
-// A launcher ends after the keeper was killed, even if it may not kill one of the rank's processes.
+// A launcher ends after a keeper was killed, even if it may not kill one of the rank's processes.
 func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs to become another user")
@@ -357,7 +357,7 @@ func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	said := bufio.NewReader(stdout)
 	_, err = fmt.Fscanf(said, "[0] %d %d\n", &keeper, &other)
 	require.NoError(t, err)
-	defer syscall.Kill(other, syscall.SIGKILL) //nolint:errcheck // it has 100 s
+	defer syscall.Kill(other, syscall.SIGKILL) //nolint:errcheck // it ends after 100 s
 	require.Eventually(t, func() bool { return processName(other) == "sleep" }, time.Minute, time.Millisecond)
 	require.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	_, err = io.Copy(io.Discard, said)
@@ -366,7 +366,7 @@ func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	assert.NoError(t, syscall.Kill(other, 0), "the launcher has not waited for it")
 }
 
-// withWord returns the commands with a text of all processes, without zombies.
+// withWord returns the commands of all processes, without zombies, that contain a text.
 func withWord(t *testing.T, text string) (all []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -380,7 +380,7 @@ func withWord(t *testing.T, text string) (all []string) {
 	return all
 }
 
-// A keeper, a guard or both that a user has stopped do not hold up the end.
+// A stopped keeper, a stopped guard or both do not delay the end.
 func TestStoppedKeepers(t *testing.T) {
 	for name, chosen := range map[string][2]bool{"keeper": {true, false}, "guard": {false, true}, "both": {true, true}} {
 		t.Run(name, func(t *testing.T) {
@@ -407,7 +407,7 @@ func TestStoppedKeepers(t *testing.T) {
 	}
 }
 
-// A rank that a user has stopped does not hold up the end.
+// A rank that a user has stopped does not delay the end.
 func TestAStoppedRank(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := shell(t, ctx, `trap 'echo saved; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done`, one)
@@ -417,8 +417,7 @@ func TestAStoppedRank(t *testing.T) {
 	assert.Contains(t, s.out.String(), "saved", "it goes on, to end in order")
 }
 
-// A rank that is stopped before it is connected to others, and one of an elastic job, are named while the others wait,
-// and once.
+// A rank that is stopped before it has connected to others, or in an elastic job, is named once while the others wait.
 func TestAStoppedRankIsSaid(t *testing.T) {
 	for name, least := range map[string]int{"fixed": 0, "elastic": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -435,7 +434,7 @@ func TestAStoppedRankIsSaid(t *testing.T) {
 	}
 }
 
-// User signals reach the processes of a rank that handle them, on all machines, and end nobody.
+// User signals reach the processes of a rank that handle them, on all machines, and end no process.
 func TestUserSignals(t *testing.T) {
 	first, second := pair(t)
 	script := `sh -c 'trap "echo USR1" USR1; trap "echo USR2; exit 0" USR2; echo ready; while :; do sleep 0.05; done'; echo wrapper is here`
@@ -455,8 +454,8 @@ func TestUserSignals(t *testing.T) {
 	assert.Contains(t, a.out.String(), "wrapper is here")
 }
 
-// A user signal between two rounds, or before there are ranks, is said to reach nobody, and reaches no rank of a later round.
-// Nor does one of an earlier round.
+// A launcher reports that a user signal between two rounds, or before the first one, reaches no rank. The signal
+// reaches no rank of a later round. Neither does a signal of an earlier round.
 func TestUserSignalsBetweenRounds(t *testing.T) {
 	first, second := pair(t)
 	file := filepath.Join(t.TempDir(), "succeed")
@@ -485,7 +484,7 @@ func TestUserSignalsBetweenRounds(t *testing.T) {
 	assert.NotRegexp(t, `told in round [2-9]`, a.out.String()+b.out.String())
 }
 
-// A job ends though nobody reads its output: when it is told to, when a rank fails, and when all succeed.
+// A job ends although nobody reads its output: when it is told to end, when a rank fails, and when all ranks succeed.
 func TestTheEndWaitsForNoReader(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
@@ -528,7 +527,7 @@ func TestPauses(t *testing.T) {
 	assert.Equal(t, 30*time.Second, pause(1_000_000))
 }
 
-// A signal in a pause between two rounds ends the job, on both machines, whichever launcher gets it.
+// A signal in a pause between two rounds ends the job on both machines, whichever launcher receives it.
 func TestSignalsInAPause(t *testing.T) {
 	for i, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(signal.String(), func(t *testing.T) {
@@ -549,7 +548,8 @@ func TestSignalsInAPause(t *testing.T) {
 	}
 }
 
-// A guard or a keeper whose program does not call Keep comes to start a rank: it is refused, or it would go on forever.
+// A guard or keeper whose program does not call Keep may not start a rank. Otherwise each would start the next, without
+// end.
 func TestKeepersOfKeepers(t *testing.T) {
 	program := os.Args[0]
 	defer func() { os.Args[0] = program }()
@@ -560,8 +560,8 @@ func TestKeepersOfKeepers(t *testing.T) {
 	}
 }
 
-// User signals of an elastic job reach the ranks of all machines, each once: also on a machine whose session of the store
-// was lost meanwhile.
+// User signals of an elastic job reach the ranks of all machines once each. A machine whose session of the store was
+// lost meanwhile is no exception.
 func TestElasticUserSignals(t *testing.T) {
 	first, second := pair(t)
 	script := `trap "echo got USR1" USR1; trap "echo got USR2; exit 0" USR2; echo ready; while :; do sleep 0.05; done`

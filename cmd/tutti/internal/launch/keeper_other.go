@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// attributes give a rank its own process group.
+// attributes gives a rank its own process group.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// self is this program.
+// self returns the path of this program.
 func self() (string, error) { return os.Executable() }
 
 // hideName does nothing here.
@@ -20,7 +20,7 @@ func hideName(string) {}
 // adoptOrphans does nothing here.
 func adoptOrphans() error { return nil }
 
-// emptyTime is how often a keeper looks whether a process group is empty, which no event tells here.
+// emptyTime is the interval at which a keeper checks whether a process group is empty: this system reports no event.
 const emptyTime = 20 * time.Millisecond
 
 // awaitGroup waits until a process group is empty.
@@ -30,20 +30,20 @@ func awaitGroup(group int) {
 	}
 }
 
-// canList says that [descendants] finds none.
+// canList tells that [descendants] finds no process.
 const canList = false
 
-// listProcesses lists none here.
+// listProcesses lists no process here.
 func listProcesses() family { return nil }
 
-// descendants are not listed here: a rank is its process group.
+// descendants lists no process here: a rank is its process group.
 func descendants(int) []entry { return nil }
 
-// processName is not known here.
+// processName is unknown here.
 func processName(int) string { return "" }
 
-// catches is not known here.
+// catches is always true here: handlers are unknown.
 func catches(int, syscall.Signal) bool { return true }
 
-// memoryKills is not known here.
+// memoryKills is always 0 here: the count is unknown.
 func memoryKills() int { return 0 }

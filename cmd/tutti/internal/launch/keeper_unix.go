@@ -17,32 +17,33 @@ import (
 	"time"
 )
 
-// Names of this program's processes in lists. They have neither the program's name nor each other's in them, so that a
-// signal by name (pkill) reaches ranks and launchers, keepers or guards alone.
+// Names of this program's processes in lists. Neither contains the program's name or the other one. A signal by name
+// (pkill) therefore reaches ranks and launchers alone, keepers alone, or guards alone.
 const (
 	keeperName = "rank-keeper"
 	guardName  = "orphan-guard"
 )
 
-// keeperFiles is how many files a keeper begins with: its standard input, the rank's output and errors, and the report.
+// keeperFiles is the number of files that a keeper starts with: its standard input, the rank's output and errors, and
+// the report.
 const keeperFiles = 4
 
-// passedOn are signals that a keeper gives to its rank when it gets them itself. They do not end its guard.
+// passedOn lists the signals that a keeper passes on to its rank. They do not end the keepers' guard.
 var passedOn = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
 }
 
-// Keep returns at once, unless this process is one that a launcher has started: a keeper, the parent of all that a rank
-// starts, or the guard, the parent of all keepers. Programs with launchers call it first.
+// Keep returns at once, unless a launcher has started this process as a keeper or as the guard. A keeper is the parent
+// of all processes that a rank starts. The guard is the parent of all keepers. Programs with launchers call Keep first.
 //
-// A keeper ends when nothing of its rank is left. When the keeper is killed, the guard kills the rank. When the
-// launcher ends, for whatever reason, the guard kills all ranks. When the guard is killed, the launcher ends the
-// keepers, which kill their ranks.
+// A keeper ends when nothing of its rank is left. When a keeper is killed, the guard kills its rank. When the launcher
+// ends, for whatever reason, the guard kills all ranks. When the guard is killed, the launcher ends the keepers, which
+// kill their ranks.
 func Keep() {
 	var work func() error
 	switch os.Args[0] {
 	case keeperName:
-		runtime.LockOSThread() // the rank dies with this thread, where systems can do that
+		runtime.LockOSThread() // where the system supports it, the rank dies with this thread
 		report := os.NewFile(keeperFiles-1, "report")
 		syscall.CloseOnExec(int(report.Fd()))
 		work = func() error { return keep(bufio.NewReader(os.Stdin), report) }
@@ -68,17 +69,17 @@ func Keep() {
 
 // keeper is the state of a keeper's process.
 type keeper struct {
-	grace  time.Duration // of its order; never changed
+	grace  time.Duration // from the order; never changed
 	leader int           // the rank's first process, which is also the number of its group
 	told   bool          // to end
 
-	lingered <-chan time.Time // nil unless only processes that the rank has started are left
+	lingered <-chan time.Time // nil unless the rank's first process has ended, and others may be left
 	expired  <-chan time.Time // nil unless the rank was told to end
 	killing  <-chan time.Time // nil unless the rank is being killed
 }
 
-// keep starts a rank as an order says that comes first, before a byte for each signal. It reports how
-// the rank's first process ended, and returns when all of its processes have ended.
+// keep reads an order and starts the rank. The bytes after the order are signals. keep reports how the rank's first
+// process ended, and returns when all of the rank's processes have ended.
 func keep(control *bufio.Reader, report *os.File) error {
 	var o order
 	if err := gob.NewDecoder(control).Decode(&o); err != nil {
@@ -95,7 +96,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 	}
 	signals := make(chan syscall.Signal)
 	go listen(control, signals)
-	ended := make(chan syscall.WaitStatus) // without room: it is reported before gone is closed
+	ended := make(chan syscall.WaitStatus) // unbuffered: the end is reported before gone is closed
 	gone := make(chan struct{})
 	go k.reap(ended, gone)
 	for {
@@ -103,7 +104,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 		case s := <-signals:
 			k.pass(s)
 		case status := <-ended:
-			// A launcher that has gone needs no report.
+			// A launcher that has ended needs no report.
 			_ = reports.Encode(newOutcome(status, memoryKills()-before))
 			if !k.told {
 				k.lingered = time.After(linger)
@@ -121,8 +122,8 @@ func keep(control *bufio.Reader, report *os.File) error {
 	}
 }
 
-// sayLeft says in the rank's output what its command has left behind. A reader that has stopped does not hold up the
-// end.
+// sayLeft names, in the rank's errors, the processes that its command has left behind. A reader that has stopped does
+// not delay the end.
 func sayLeft() {
 	text := "what it has started is"
 	if canList {
@@ -173,7 +174,8 @@ func (k *keeper) start(o order) error {
 	return nil
 }
 
-// listen sends the signals that the launcher asks for, SIGKILL when it has ended, and those that this process gets.
+// listen sends the signals that the launcher requests and those that this process receives. It sends SIGKILL when the
+// launcher has ended.
 func listen(control *bufio.Reader, signals chan<- syscall.Signal) {
 	received := catchSignals()
 	go func() {
@@ -191,18 +193,18 @@ func listen(control *bufio.Reader, signals chan<- syscall.Signal) {
 	}
 }
 
-// catchSignals returns the signals that this process gets, and does not end by any more.
+// catchSignals returns the signals that this process receives. They no longer end it.
 func catchSignals() <-chan os.Signal {
 	received := make(chan os.Signal, 8)
 	for _, s := range passedOn {
-		if !signal.Ignored(s) { // what is ignored here is ignored by the rank
+		if !signal.Ignored(s) { // the rank ignores what this process ignores
 			signal.Notify(received, s)
 		}
 	}
 	return received
 }
 
-// reap waits for all processes that are this one's children, also by adoption, and then for the rank's group.
+// reap waits for all children of this process, adopted ones included, and then for the rank's group.
 func (k *keeper) reap(ended chan<- syscall.WaitStatus, gone chan<- struct{}) {
 	for {
 		var status syscall.WaitStatus
@@ -231,7 +233,8 @@ func (k *keeper) pass(s syscall.Signal) {
 	}
 }
 
-// end tells the rank to end, and gives it time until it is killed. Processes that are stopped go on, to heed it.
+// end tells the rank to end, and starts the time until it is killed. Stopped processes are continued, so that they can
+// react.
 func (k *keeper) end(s syscall.Signal) {
 	k.lingered = nil
 	k.send(s, everyone)
@@ -242,7 +245,7 @@ func (k *keeper) end(s syscall.Signal) {
 	}
 }
 
-// kill kills what there is of the rank, and does so again soon: processes may have started others meanwhile.
+// kill kills all processes of the rank, and repeats that soon: processes may have started others meanwhile.
 func (k *keeper) kill() {
 	k.told = true
 	k.lingered = nil
@@ -251,25 +254,25 @@ func (k *keeper) kill() {
 	k.killing = time.After(killTime)
 }
 
-// everyone is a choice of processes.
+// everyone chooses every process.
 func everyone(int, syscall.Signal) bool { return true }
 
-// send sends a signal once to each process of the rank that is chosen.
+// send sends a signal once to each chosen process of the rank.
 func (k *keeper) send(s syscall.Signal, chosen func(pid int, s syscall.Signal) bool) {
 	all := descendants(os.Getpid())
 	for _, p := range all {
 		if chosen(p.pid, s) {
-			_ = syscall.Kill(p.pid, s) // it may have ended
+			_ = syscall.Kill(p.pid, s) // the process may have ended
 		}
 	}
-	// A group is sent to where its processes cannot be listed.
+	// The signal goes to the group where processes cannot be listed.
 	listed := slices.ContainsFunc(all, func(p entry) bool { return p.pid == k.leader })
 	if !listed && !canList {
 		_ = syscall.Kill(-k.leader, s)
 	}
 }
 
-// newOutcome reads the status of a process that has ended.
+// newOutcome reads the status of an ended process.
 func newOutcome(status syscall.WaitStatus, kills int) outcome {
 	o := outcome{Code: status.ExitStatus(), Kills: kills}
 	if status.Signaled() {
@@ -279,7 +282,7 @@ func newOutcome(status syscall.WaitStatus, kills int) outcome {
 	return o
 }
 
-// err is nil for success.
+// err returns nil for success.
 func (o outcome) err() error {
 	if o == (outcome{Kills: o.Kills}) {
 		return nil
@@ -287,16 +290,16 @@ func (o outcome) err() error {
 	return &exitError{o}
 }
 
-// process is a rank as its launcher sees it.
+// process is the launcher's view of a rank.
 type process struct {
 	guard   *guard        // which has started the keeper
 	keeper  int           // the keeper's process
-	control *os.File      // the keeper's standard input, for its order and signals
-	report  *os.File      // on which the keeper says how the rank has ended; it ends when nothing of the rank is left
+	control *os.File      // the keeper's standard input, for the order and signals
+	report  *os.File      // where the keeper reports how the rank has ended; it ends when nothing of the rank is left
 	gone    chan struct{} // closed when nothing of the rank is left
 }
 
-// startProcess starts a rank, with files for its output and its errors.
+// startProcess starts a rank with files for its output and errors.
 func startProcess(g *guard, o order, out, errs *os.File) (*process, error) {
 	input, control, err := os.Pipe()
 	if err != nil {
@@ -312,14 +315,14 @@ func startProcess(g *guard, o order, out, errs *os.File) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(err, control.Close(), report.Close())
 	}
-	// A keeper that ends before it has read all of it says so by its end.
+	// A keeper that ends before it has read the order shows that by its end.
 	_ = gob.NewEncoder(control).Encode(o)
 	p := &process{guard: g, keeper: pid, control: control, report: report, gone: make(chan struct{})}
 	go p.watch()
 	return p, nil
 }
 
-// watch closes control when the rank has ended, or the guard, whose keepers kill their ranks then.
+// watch closes control when the rank or the guard has ended. When control closes, the keeper kills its rank.
 func (p *process) watch() {
 	select {
 	case <-p.gone:
@@ -328,7 +331,7 @@ func (p *process) watch() {
 	_ = p.control.Close()
 }
 
-// separate gives a process its own group: what a terminal sends comes from the launcher alone.
+// separate gives a process its own group, so that it gets a terminal's signals from the launcher alone.
 func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // signal gives the rank a signal.
@@ -343,7 +346,7 @@ func (p *process) ended() error {
 		if !errors.Is(err, io.EOF) {
 			return err
 		}
-		o = outcome{Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL} // and the rank with it
+		o = outcome{Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL} // the rank has died with its keeper
 	}
 	return o.err()
 }
@@ -356,5 +359,5 @@ func (p *process) wait() error {
 	return errors.Join(err, p.report.Close())
 }
 
-// pid is the number of the process whose descendants are the rank's.
+// pid returns the process whose descendants are the rank's processes.
 func (p *process) pid() int { return p.keeper }

@@ -7,41 +7,41 @@ import (
 	"syscall"
 )
 
-// Keep returns: a rank has no keeper here.
+// Keep returns at once: ranks have no keepers here.
 func Keep() {}
 
-// listProcesses lists none here.
+// listProcesses lists no process here.
 func listProcesses() family { return nil }
 
-// processName is not known here.
+// processName is unknown here.
 func processName(int) string { return "" }
 
 // process is a rank.
 type process struct {
-	cmd *exec.Cmd // the rank's own
+	cmd *exec.Cmd // the rank's process
 }
 
-// separate gives a process its own group: what a terminal sends comes from the launcher alone.
+// separate gives a process its own group, so that it gets a terminal's signals from the launcher alone.
 func separate() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
 
-// guard has nothing to do here.
+// guard does nothing here.
 type guard struct{}
 
-// newGuard returns one.
+// newGuard returns a guard.
 func newGuard() (*guard, error) { return &guard{}, nil }
 
-// ended is false here.
+// ended is always false here.
 func (*guard) ended() bool { return false }
 
-// kill has nothing to do: the first signal has killed the ranks.
+// kill does nothing: the first signal has killed the ranks.
 func (*guard) kill() {}
 
 // wait has nothing to wait for.
 func (*guard) wait() {}
 
-// startProcess starts a rank, with files for its output and its errors. Windows has no signals, and so no grace.
+// startProcess starts a rank with files for its output and errors. Windows has no signals, so ranks have no grace.
 func startProcess(_ *guard, o order, out, errs *os.File) (*process, error) {
 	path, err := exec.LookPath(o.Words[0])
 	if err != nil {
@@ -54,7 +54,7 @@ func startProcess(_ *guard, o order, out, errs *os.File) (*process, error) {
 	return &process{cmd: cmd}, nil
 }
 
-// signal ends the rank: there are no other signals.
+// signal kills the rank: Windows has no other signals.
 func (p *process) signal(syscall.Signal) { _ = p.cmd.Process.Kill() }
 
 // ended waits for the end of the rank.
@@ -69,5 +69,5 @@ func (p *process) ended() error {
 // wait has nothing to wait for.
 func (p *process) wait() error { return nil }
 
-// pid is the number of the process.
+// pid returns the rank's process.
 func (p *process) pid() int { return p.cmd.Process.Pid }

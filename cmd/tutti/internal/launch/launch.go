@@ -1,6 +1,7 @@
-// Package launch starts the ranks of a job on one machine or several, and ends them together. The launchers meet in the
-// job's store (comm/store), in which they agree how the job ended. The first machine's keeps it, unless other processes
-// serve it: then no machine is special, but that one of the launchers makes the plan of a job that is not elastic.
+// Package launch starts the ranks of a job on one or several machines, and ends them together. The launchers meet in
+// the job's store (comm/store) and agree there on how the job ended. The first machine's launcher keeps the store,
+// unless other processes serve it. With a served store no machine is special, except that one launcher plans a job that
+// is not elastic.
 //
 //	launch.go   what a launcher does from its beginning to its end
 //	hosts.go    launchers on other hosts, by ssh
@@ -41,78 +42,78 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// Config says what to start.
+// Config describes what to start.
 type Config struct {
-	Command    []string      // of each rank; not empty
+	Command    []string      // each rank's command; not empty
 	Typed      []string      // the command in the user's words, for other machines; nil for Command
 	Ranks      int           // on this machine
-	Machines   int           // of the job; the first one's launcher says how many, or each one's of a served store
-	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
+	Machines   int           // set by the first machine's launcher, or by each launcher of a served store
+	Listen     string        // where the first machine keeps the store; "" for a port of the loopback address
 	Join       []string      // addresses of the first machine, or of servers of the store; nil on the first machine
-	Served     bool          // servers have the store, so that all launchers are told Machines, Min, Max and Restarts
-	Job        string        // the name of the job, "" for one that its command tells from others
-	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
-	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
-	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; 0 for another job
-	Wait       time.Duration // until all machines have come
-	Grace      time.Duration // from the signal that tells ranks to end until they are killed; 0 for DefaultGrace
+	Served     bool          // servers have the store, so all launchers are told Machines, Min, Max and Restarts
+	Job        string        // the name of the job; "" if its command distinguishes it
+	SecretFile string        // "" for the user's file, if there are several machines and TUTTI_SECRET is not set
+	Restarts   int           // how often the ranks are restarted when one fails; the first machine's value counts
+	Min, Max   int           // members of an elastic job, which restarts each rank alone; 0 for another job
+	Wait       time.Duration // limit until all machines have joined
+	Grace      time.Duration // between the signal that tells ranks to end and the kill; 0 for DefaultGrace
 	Version    string        // of this program
-	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
-	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
+	Records    string        // the directory of flight records, which the first machine collects; "" for none
+	Hosts      []Host        // emulated hosts, in the order of ranks, with equal numbers of ranks; nil for this machine
 	Slots      []Slots       // hosts of a job that Spread starts, in the order of their ranks; nil for Run
 	Color      bool          // prefixes have colors
 	Bind       bool          // each rank runs on processors that no other rank of the job has (bind*.go)
 	Plain      bool          // ranks write to Out and Err themselves
 	NoPrefix   bool          // lines do not begin with the rank
-	Out, Err   io.Writer     // where the ranks' output goes; Err their errors, and what the launcher says
-	starter    *starter      // the launcher that has started this one, nil if a user has
+	Out, Err   io.Writer     // destinations of output, and of errors and the launcher's messages
+	starter    *starter      // the launcher that has started this one; nil if a user has
 }
 
-// Host is where ranks run.
+// Host is a place where ranks run.
 type Host struct {
-	Name  string   // as ranks see it
-	Enter []string // the words before a command that is to run there
+	Name  string   // the host's name as ranks see it
+	Enter []string // words before a command, which make it run there
 }
 
-// MaxRanks is how many ranks a launcher starts at most: each takes one process more, and four pipes of the launcher.
+// MaxRanks bounds how many ranks a launcher starts. Each rank takes one more process and four pipes of the launcher.
 const MaxRanks = 4096
 
-// DefaultListen is where the first of several machines keeps the store.
+// DefaultListen is the address at which the first of several machines keeps the store.
 const DefaultListen = ":29400"
 
-// A variable of ranks beside those that [rendezvous.FromEnv] reads.
+// restartVariable is a variable of ranks that [rendezvous.FromEnv] does not read.
 const restartVariable = "TUTTI_RESTART" // how often the ranks were started before
 
 // Keys of the store.
 const (
 	keys       = "launch/"
-	jobKey     = keys + "job"      // what all launchers have alike; leased in a served store unless the job is elastic
-	leaderKey  = keys + "leader"   // the launcher that begins a job in a served store, leased
-	machines   = keys + "machine/" // by the number of ranks up to it, leased
+	jobKey     = keys + "job"      // all launchers' terms; leased in a served store unless the job is elastic
+	leaderKey  = keys + "leader"   // the launcher that begins a job in a served store; leased
+	machines   = keys + "machine/" // by the number of ranks up to the machine; leased
 	planKey    = keys + "plan"
-	ranksKey   = keys + "ranks"     // how many have come
-	dumps      = keys + "dump/"     // by file and piece
-	successKey = keys + "succeeded" // of an elastic job: a rank has
-	relayed    = keys + "signal/"   // the last one, by machine
-	refusals   = keys + "refusal/"  // why a launcher does not take part, leased
-	arrivals   = keys + "arrived/"  // of hosts that a launcher has started, by their place in the list
+	ranksKey   = keys + "ranks"     // number of ranks whose machines have joined
+	dumps      = keys + "dump/"     // by file and piece of it
+	successKey = keys + "succeeded" // set in an elastic job once a rank has succeeded
+	relayed    = keys + "signal/"   // last user signal, by machine
+	refusals   = keys + "refusal/"  // why a launcher does not take part; leased
+	arrivals   = keys + "arrived/"  // hosts that have joined, by their place in the list, if a launcher has started them
 )
 
-// machine is one that has come.
+// machine describes a machine that has joined.
 type machine struct {
 	Host  string        `json:"host"`  // its name
-	Ranks int           `json:"ranks"` // on it, 1 and up
-	Grace time.Duration `json:"grace"` // as its launcher has it
-	// Protocol is the version of what its launcher says.
+	Ranks int           `json:"ranks"` // ranks on it, 1 and up
+	Grace time.Duration `json:"grace"` // its launcher's grace
+	// Protocol is the version of the launchers' protocol that its launcher speaks.
 	Protocol int `json:"protocol"`
-	// ID tells the machine from others.
+	// ID identifies the machine.
 	ID string `json:"id,omitempty"`
-	// Address is the one by which the machine reaches the store.
+	// Address is the address by which the machine reaches the store.
 	Address string   `json:"address,omitempty"`
-	Hosts   []string `json:"hosts,omitempty"` // emulated ones, with as many ranks each; nil for Host
+	Hosts   []string `json:"hosts,omitempty"` // emulated hosts with equal numbers of ranks; nil for Host
 }
 
-// host is the name of the one that a rank of the machine is on.
+// host returns the name of the host of one of the machine's ranks.
 func (m machine) host(local int) string {
 	if len(m.Hosts) == 0 || m.Ranks < len(m.Hosts) {
 		return m.Host
@@ -120,7 +121,7 @@ func (m machine) host(local int) string {
 	return m.Hosts[min(local/(m.Ranks/len(m.Hosts)), len(m.Hosts)-1)]
 }
 
-// read reads what a launcher says of its machine.
+// read reads a launcher's description of its machine.
 func (m *machine) read(text []byte) error {
 	if err := json.Unmarshal(text, m); err != nil {
 		return err
@@ -137,28 +138,28 @@ func (m *machine) read(text []byte) error {
 	return nil
 }
 
-// plan is who runs which ranks.
+// plan tells which machine runs which ranks.
 type plan struct {
 	Size     int                `json:"size"`     // ranks of the job; 0 before there is a plan
-	First    map[string]int     `json:"first"`    // rank, by the machine's key
-	Restarts int                `json:"restarts"` // as the first machine has it
+	First    map[string]int     `json:"first"`    // first rank, by the machine's key
+	Restarts int                `json:"restarts"` // the first machine's value
 	Grace    time.Duration      `json:"grace"`    // the longest of all machines
-	Machines map[string]machine `json:"machines"` // all of them, by key
-	Run      string             `json:"run"`      // the name of the job's run, random
+	Machines map[string]machine `json:"machines"` // all machines, by key
+	Run      string             `json:"run"`      // name of the job's run, random
 }
 
-// End is how a job ended: the error that the launchers return. The zero value is success.
+// End describes how a job ended. The launchers return it as their error. The zero value is success.
 type End struct {
-	Text   string         `json:"text,omitempty"`   // of the error; "" of success
-	Code   int            `json:"code,omitempty"`   // of the exit
-	Rank   bool           `json:"rank,omitempty"`   // a rank failed, which a restart may help
-	Signal syscall.Signal `json:"signal,omitempty"` // that a user sent
+	Text   string         `json:"text,omitempty"`   // text of the error; "" for success
+	Code   int            `json:"code,omitempty"`   // exit code
+	Rank   bool           `json:"rank,omitempty"`   // a rank failed, so a restart may help
+	Signal syscall.Signal `json:"signal,omitempty"` // signal that a user sent; 0 for none
 }
 
-// Error says it.
+// Error returns the text.
 func (e *End) Error() string { return e.Text }
 
-// readEnd reads how a job ended, as some launcher said it: nothing else than an end without text is success.
+// readEnd reads a launcher's message about the job's end. Only an end without any content is success.
 func readEnd(text []byte) (End, error) {
 	var end End
 	if err := json.Unmarshal(text, &end); err != nil {
@@ -180,39 +181,40 @@ func readEnd(text []byte) (End, error) {
 // agent is the launcher of this machine.
 type agent struct {
 	Config
-	kv      *store.Client // the session of the store; nil before connect
-	dialer  store.Dialer  // where the store is another process's
+	kv      *store.Client // session of the store; nil before connect
+	dialer  store.Dialer  // how to reach another process's store
 	host    string        // this machine's name
 	began   time.Time     // when Run was called
 	address string        // of the store
-	known   string        // what tells the secret
-	// copyName is the name of a copy of the secret's file, "" if it is where it is looked for, or there is none.
+	known   string        // how another machine learns the secret
+	// copyName is the name of the copy of the secret's file. It is "" if the file lies at its default place, or if
+	// there is no file.
 	copyName   string
-	key        string                // of this machine in the store
+	key        string                // this machine's key in the store
 	turnedAway refusalLog            // launchers that do not take part
 	ranks      int                   // that have come up to this machine
 	strangers  repeats.Log           // launchers of other versions
 	running    atomic.Pointer[group] // nil while no ranks run
-	outgoing   chan string           // user signals for the other launchers, by name; some room
-	posts      chan lastPost         // the last one, where no session posts; room for one
-	heard      atomic.Uint64         // version in the store of the last user signal of another launcher; 0: none
+	outgoing   chan string           // user signals for the other launchers, by name; buffered
+	posts      chan lastPost         // the last post while no session posts; room for one
+	heard      atomic.Uint64         // store version of another launcher's last user signal; 0 for none
 	silent     []string              // keys of machines whose launchers did not answer at the end
-	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
+	first      bool                  // it makes the plan, on the first machine or as the leader of a served store
 	plan       plan                  // zero before there is one
 	env        []string              // of all ranks of this machine
-	processors []int                 // that ranks are bound to; nil if they are not
+	processors []int                 // processors to bind ranks to; nil if ranks are not bound
 	out        *outlet               // of the ranks' output
-	err        *outlet               // of the ranks' errors, and of what the launcher says
-	notes      io.Writer             // what the launcher says
+	err        *outlet               // of the ranks' errors and the launcher's messages
+	notes      io.Writer             // the launcher's messages
 }
 
-// lastPost is how far this launcher's user signals have come to the store.
+// lastPost records how far this launcher's user signals have reached the store.
 type lastPost struct {
-	unanswered string // the signal whose post was not answered; "" is none
-	version    uint64 // in the store, of the one before; 0: none
+	unanswered string // signal whose post was not answered; "" for none
+	version    uint64 // store version of the post before it; 0 for none
 }
 
-// newAgent is the launcher of a job that nobody knows of yet.
+// newAgent returns the launcher of a job before it connects.
 func newAgent(cfg Config) *agent {
 	cfg.Grace = cmp.Or(cfg.Grace, DefaultGrace)
 	a := &agent{
@@ -237,8 +239,8 @@ func newAgent(cfg Config) *agent {
 	return a
 }
 
-// Run starts the ranks of this machine and returns when the job has ended on all: nil, or an *[End] if a rank
-// failed. When ctx ends, ranks get its [Signal].
+// Run starts the ranks of this machine and returns when the job has ended on all machines. It returns nil, or an *[End]
+// if a rank failed. When ctx ends, ranks get its [Signal].
 func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
 	defer func() { err = flush(a.out, a.err, err) }()
@@ -251,7 +253,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.connect(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
-	defer func() { _ = a.kv.Close() }() // also one of a later session
+	defer func() { _ = a.kv.Close() }() // this may be a later session
 	if a.starter != nil {
 		a.starter.joined(a.address, a.machine().Address)
 	}
@@ -298,10 +300,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 }
 
-// arrive takes the next place among the machines. The first machine, which keeps the store, has the lowest: the
-// others wait for what it says of the job, after that.
+// arrive takes the next place among the machines. The first machine, which keeps the store, gets the lowest place: the
+// others wait until it has set the job's terms, which it does after it has its place.
 func (a *agent) arrive(ctx context.Context) error {
-	if a.key == "" { // or it has a place by an earlier session
+	if a.key == "" { // an earlier session may have taken a place
 		n, err := a.takePlace(ctx)
 		if err != nil {
 			return err
@@ -320,13 +322,13 @@ func (a *agent) arrive(ctx context.Context) error {
 	return a.kv.Set(ctx, arrivalKey(a.starter.index), nil)
 }
 
-// takePlace returns how many ranks the machines up to this one have: in the order in which they come, or in which the
+// takePlace returns the number of ranks on all machines up to this one, in the order in which they join or in which the
 // user has listed them.
 func (a *agent) takePlace(ctx context.Context) (int64, error) {
 	if a.starter == nil {
 		return a.kv.Add(ctx, ranksKey, int64(a.Ranks))
 	}
-	if a.first { // machines that join later have the ranks after those that are listed
+	if a.first { // machines that join later get the ranks after the listed ones
 		if _, err := a.kv.Add(ctx, ranksKey, int64(a.starter.total)); err != nil {
 			return 0, err
 		}
@@ -334,7 +336,7 @@ func (a *agent) takePlace(ctx context.Context) (int64, error) {
 	return int64(a.starter.through), nil
 }
 
-// machine is this one, as the others know it.
+// machine returns this machine's description for the others.
 func (a *agent) machine() machine {
 	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, Protocol: protocol, ID: hardware.Network()}
 	m.Address, _, _ = net.SplitHostPort(a.address)
@@ -347,8 +349,8 @@ func (a *agent) machine() machine {
 	return m
 }
 
-// elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
-// success if one has. A first machine keeps the store until the others have gone.
+// elastic runs the ranks of this machine in a job whose machines come and go. It ends when all of them have ended, with
+// success if one has succeeded. A first machine keeps the store until the other machines have left.
 func (a *agent) elastic(ctx context.Context) error {
 	a.plan = plan{
 		Size:     a.ranks,
@@ -359,7 +361,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
 	}
 	if err := a.exchangeSignals(ctx, a.kv); unexecuted(err) {
-		_ = a.kv.Close() // follow replaces a session that is lost
+		_ = a.kv.Close() // follow replaces a lost session
 	} else if err != nil && a.kv.Err() == nil {
 		return fmt.Errorf("launch: %w", err)
 	}
@@ -382,7 +384,7 @@ func (a *agent) elastic(ctx context.Context) error {
 	}
 	var err error
 	switch {
-	case a.Served: // records stay on the machines, of which none is special
+	case a.Served: // records stay on their machines, because none is special
 		a.leave()
 	case a.first:
 		a.awaitOthers(ctx, end)
@@ -393,7 +395,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		a.leave()
 		err = a.takeDumps()
 	default:
-		a.sendDumps() // also of members that were lost in a job that went well
+		a.sendDumps() // a job that succeeds may have records of lost members
 		a.leave()
 	}
 	if end.Text != "" {
@@ -402,11 +404,11 @@ func (a *agent) elastic(ctx context.Context) error {
 	return err
 }
 
-// arrivalKey is where a host says that it has come.
+// arrivalKey returns the key that a host sets when it has joined.
 func arrivalKey(index int) string { return fmt.Sprint(arrivals, index) }
 
-// awaitOthers keeps the store of an elastic job until the other machines have gone. A signal is for this machine alone,
-// unless a launcher has started those of all hosts: then the others have it as well, and come before they go.
+// awaitOthers keeps the store of an elastic job until the other machines have left. A signal is for this machine alone,
+// unless a launcher has started all hosts. Then the others get the signal too, and must join before they leave.
 func (a *agent) awaitOthers(ctx context.Context, end End) {
 	alone := func(present []store.Entry) bool { return len(present) < 2 }
 	if end.Signal == 0 {
@@ -427,21 +429,21 @@ func (a *agent) awaitOthers(ctx context.Context, end End) {
 	}
 }
 
-// othersSucceeded reports whether a rank of an elastic job has ended with success on a machine that has joined.
+// othersSucceeded reports whether a rank of an elastic job has succeeded on a machine that has joined.
 func (a *agent) othersSucceeded() bool {
 	listed, err := a.kv.List(context.Background(), successKey)
 	return err == nil && len(listed) > 0
 }
 
-// succeeded reports whether a rank of this machine has ended with success.
+// succeeded reports whether a rank of this machine has succeeded.
 func (a *agent) succeeded(g *group) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.seen.Succeeded) > 0
 }
 
-// follow waits until the ranks of this machine have ended, in an elastic job, and returns how. It connects to the store
-// again whenever the session is lost, for as long as Config.Wait says.
+// follow waits until this machine's ranks have ended in an elastic job, and returns how. When the session of the store
+// is lost, it connects again, for up to Config.Wait each time.
 func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	ended := make(chan struct{})
 	go func() {
@@ -450,18 +452,18 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	}()
 	seeking, cancel := context.WithCancel(ctx)
 	type session struct {
-		kv  *store.Client // nil with err
+		kv  *store.Client // nil if err is set
 		err error         // why there is no session
 	}
 	found := make(chan session, 1)
-	lost := a.kv.Done() // nil while a session is looked for
+	lost := a.kv.Done() // nil during a search for a session
 	looking := false
 	defer func() {
 		cancel()
 		if !looking {
 			return
 		}
-		if next := <-found; next.err == nil { // another one of this name would be refused
+		if next := <-found; next.err == nil { // the store would refuse another session of this name
 			a.kv = next.kv
 		}
 	}()
@@ -472,7 +474,7 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 				return <-failures
 			}
 			return End{}
-		case <-lost: // members connect again themselves
+		case <-lost: // members reconnect themselves
 			lost = nil
 			looking = true
 			go func() {
@@ -492,8 +494,8 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	}
 }
 
-// reconnect connects to the store again if the session is lost, within reconnectTime: the ranks have ended, and the
-// other machines go on without this one.
+// reconnect connects to the store again if the session is lost, within reconnectTime. The bound is short because the
+// ranks have ended and the other machines go on without this one.
 func (a *agent) reconnect(ctx context.Context) {
 	if a.kv.Err() == nil {
 		return
@@ -511,13 +513,13 @@ func (a *agent) reconnect(ctx context.Context) {
 	a.kv = kv
 }
 
-// perHost is the number of ranks on each host.
+// perHost returns the number of ranks on each host.
 func (a *agent) perHost() int { return a.Ranks / len(a.Hosts) }
 
 // Signaled is the cause of a context that a signal ended.
 type Signaled syscall.Signal
 
-// Error says what the signal did.
+// Error names the effect of the signal.
 func (s Signaled) Error() string {
 	switch syscall.Signal(s) {
 	case syscall.SIGHUP:
@@ -530,14 +532,14 @@ func (s Signaled) Error() string {
 	return ""
 }
 
-// Signal is the signal that ended a context, SIGTERM if something else did.
+// Signal returns the signal that ended a context, SIGTERM if something else did.
 func Signal(ctx context.Context) syscall.Signal {
 	s := Signaled(syscall.SIGTERM)
 	errors.As(context.Cause(ctx), &s)
 	return syscall.Signal(s)
 }
 
-// signalled is the end of a job whose context has ended.
+// signalled returns the end of a job whose context has ended.
 func (a *agent) signalled(ctx context.Context) End {
 	sig := Signal(ctx)
 	end := End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
@@ -547,7 +549,7 @@ func (a *agent) signalled(ctx context.Context) End {
 	return end
 }
 
-// gather waits until all machines have come, and has the first one make the plan.
+// gather waits until all machines have joined. The first machine makes the plan, and all read it.
 func (a *agent) gather(ctx context.Context) error {
 	if a.first {
 		if err := a.makePlan(ctx); err != nil {
@@ -575,7 +577,7 @@ func (a *agent) gather(ctx context.Context) error {
 	return err
 }
 
-// makePlan gives the machines that have come their ranks.
+// makePlan assigns ranks to the machines that have joined.
 func (a *agent) makePlan(ctx context.Context) error {
 	if a.Machines > 1 && !a.Served && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: on the other machines, ", a.invitation())
@@ -606,8 +608,8 @@ func (a *agent) makePlan(ctx context.Context) error {
 	return a.kv.Set(ctx, planKey, text)
 }
 
-// sameVersion returns the machines whose launchers are of this one's version. One that does not compare versions itself
-// is left out, which is said once.
+// sameVersion returns the machines whose launchers speak this one's protocol version. A launcher that does not compare
+// versions itself is left out, with one message.
 func (a *agent) sameVersion(present []store.Entry) (list []store.Entry) {
 	for _, e := range present {
 		var m machine
@@ -627,7 +629,7 @@ func (a *agent) sameVersion(present []store.Entry) (list []store.Entry) {
 	return list
 }
 
-// await waits until enough machines are present, and returns them, also when ctx ends.
+// await waits until enough machines are present, and returns them. It also returns them when ctx ends.
 func (a *agent) await(ctx context.Context, enough func(present []store.Entry) bool) (present []store.Entry, err error) {
 	changes := make(chan struct{}, 1)
 	stop, err := a.kv.Watch(ctx, machines, func(store.Event) {
@@ -654,23 +656,23 @@ func (a *agent) await(ctx context.Context, enough func(present []store.Entry) bo
 	}
 }
 
-// endKey says how a round ended.
+// endKey returns the key for the end of a round.
 func endKey(round int) string { return fmt.Sprintf("%send/%d", keys, round) }
 
-// doneKey says that ranks of a machine have come to a stage of a round.
+// doneKey returns the key that tells that a machine's ranks have reached a stage of a round.
 func (a *agent) doneKey(stage, machine string, round int) string {
 	return fmt.Sprintf("%s%s/%d/%s", keys, stage, round, machine)
 }
 
-// finish says how a round ended, unless another launcher has said it.
+// finish records how a round ended, unless another launcher has recorded it.
 func (a *agent) finish(ctx context.Context, round int, end End) {
 	text, _ := json.Marshal(end)
 	_, _, err := a.kv.CompareAndSet(ctx, endKey(round), 0, text)
 	a.abandon(ctx, err)
 }
 
-// abandon ends the session after a write that the store has refused, as one that is full does, and that the other
-// launchers wait for: they see the end of the session instead.
+// abandon ends the session after the store has refused a write that the other launchers wait for, such as when it is
+// full. The others then see the session end.
 func (a *agent) abandon(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil || a.kv.Err() != nil {
 		return
@@ -681,14 +683,14 @@ func (a *agent) abandon(ctx context.Context, err error) {
 		a.host,
 		err,
 	)
-	_ = a.kv.Close() // which is the word now
+	_ = a.kv.Close() // the end of the session is the message
 }
 
-// attend returns a context that ends when the launcher of a planned machine has left, in a round or between two. Its
-// cause is an [*End] then. It outlasts ctx. The store is watched until its session ends.
+// attend returns a context that ends when the launcher of a planned machine has left, during a round or between two.
+// Its cause is then an [*End]. The context outlasts ctx. The store is watched until its session ends.
 func (a *agent) attend(ctx context.Context) (context.Context, error) {
 	lasting := context.WithoutCancel(ctx)
-	if !a.first && !a.Served { // whose session ends with the first launcher, and that attends to the others
+	if !a.first && !a.Served { // this session ends with the first launcher, which watches the others
 		return lasting, nil
 	}
 	complete, cancel := context.WithCancelCause(lasting)
@@ -709,7 +711,7 @@ func (a *agent) attend(ctx context.Context) (context.Context, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, key := range a.plan.keys() { // one may have left since it came
+	for _, key := range a.plan.keys() { // a launcher may have left since it joined
 		if !slices.ContainsFunc(present, func(e store.Entry) bool { return e.Key == key }) {
 			lose(key)
 		}
@@ -717,14 +719,14 @@ func (a *agent) attend(ctx context.Context) (context.Context, error) {
 	return complete, nil
 }
 
-// lost is how a job ends whose machines are not complete any more.
+// lost returns the end of a job that has lost a machine.
 func lost(complete context.Context) End {
 	end := &End{}
 	errors.As(context.Cause(complete), &end)
 	return *end
 }
 
-// storeError says whose store an error is about.
+// storeError names the store's keeper in an error.
 func (a *agent) storeError(err error) error {
 	if len(a.Join) == 0 {
 		return err
@@ -732,7 +734,7 @@ func (a *agent) storeError(err error) error {
 	return fmt.Errorf("%s: %w", a.keeper(), err)
 }
 
-// round runs the ranks once, until all launchers know how they ended.
+// round runs the ranks once. It returns when all launchers know how they ended.
 func (a *agent) round(ctx, complete context.Context, round int) (end End, err error) {
 	lasting := context.WithoutCancel(ctx)
 	failures := make(chan End, a.Ranks)
@@ -749,7 +751,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	go a.sayWhoIsStopped(watching, g)
 	defer context.AfterFunc(complete, func() { a.finish(lasting, round, lost(complete)) })()
 	if a.first {
-		go func() { // which succeeds when all have
+		go func() { // the round succeeds when all machines have
 			if a.all(watching, "success", round) == nil {
 				a.finish(watching, round, End{})
 			}
@@ -767,7 +769,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	end, err = a.awaitEnd(watching, round, failures)
 	if err != nil || !end.Rank {
 		if end.Text != "" {
-			go a.testify(lasting, g, round) // that this launcher has heard of the end
+			go a.testify(lasting, g, round) // the others learn that this launcher knows of the end
 		}
 		a.stopFor(ctx, g, end)
 		return end, err
@@ -786,8 +788,8 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	return <-judged, nil
 }
 
-// stopFor is stop for another reason than a rank's end, which it says where ranks take their time: to be interrupted,
-// or the loss of another machine. Without a reason, all ranks have ended.
+// stopFor is stop for a reason other than a rank's end, such as an interrupt or the loss of another machine. It prints
+// the reason if ranks take time to end. Without a reason, all ranks have ended.
 func (a *agent) stopFor(ctx context.Context, g *group, end End) {
 	stopped := make(chan struct{})
 	defer close(stopped)
@@ -801,7 +803,7 @@ func (a *agent) stopFor(ctx context.Context, g *group, end End) {
 	a.stop(g, end.Signal)
 }
 
-// announce says at once why ranks are told to end, where they take their time: the subject ends with them.
+// announce prints why ranks are told to end, if they take longer than linger. The subject ends with the ranks.
 func announce(notes io.Writer, subject string, grace time.Duration, stopped <-chan struct{}) {
 	select {
 	case <-stopped:
@@ -810,11 +812,11 @@ func announce(notes io.Writer, subject string, grace time.Duration, stopped <-ch
 	}
 }
 
-// awaitEnd waits until a launcher says how a round has ended. One whose rank has failed, and that does not reach the
-// others, says so alone.
+// awaitEnd waits until a launcher reports how a round has ended. If a rank of this machine has failed and no launcher
+// reports within answerTime, it returns that failure.
 func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (End, error) {
 	type word struct {
-		text []byte // how the job has ended, as JSON
+		text []byte // the job's end as JSON
 		err  error  // of the store
 	}
 	words := make(chan word, 1)
@@ -842,19 +844,19 @@ func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (E
 	}
 }
 
-// alone is the end of a job for a launcher that does not reach the others any more, when a rank has failed.
+// alone returns the job's end for a launcher that has lost contact with the others after a rank failed.
 func (a *agent) alone(failed End) End {
 	if len(a.Join) == 0 {
 		return failed
 	}
-	_ = a.kv.Close() // nothing can be said any more
+	_ = a.kv.Close() // nothing can be reported any more
 	failed.Text = fmt.Sprintf("%s does not answer at %s: is it down, or the network to it cut? Here, %s",
 		a.keeper(), a.joined(), failed.Text)
 	failed.Rank = false
 	return failed
 }
 
-// all waits until the ranks of all machines have come to a stage of a round.
+// all waits until the ranks of all machines have reached a stage of a round.
 func (a *agent) all(ctx context.Context, stage string, round int) error {
 	var waited []string
 	for m := range a.plan.First {
@@ -863,9 +865,9 @@ func (a *agent) all(ctx context.Context, stage string, round int) error {
 	return a.kv.Wait(ctx, waited...)
 }
 
-// restart waits until the ranks have ended everywhere, clears what they had in the store, and pauses until the next
-// round, which the first machine begins. The job ends, with an end that is not zero, when a user's signal comes to any
-// launcher meanwhile, or the machines are not complete any more.
+// restart waits until all ranks have ended, clears their keys in the store, and pauses until the first machine begins
+// the next round. The job ends with a non-zero end if a launcher gets a user's signal meanwhile, or if a machine is
+// lost.
 func (a *agent) restart(ctx, complete context.Context, round int, began time.Time) (End, error) {
 	lasting := context.WithoutCancel(ctx)
 	if err := a.kv.Set(lasting, a.doneKey("ended", a.key, round), nil); err != nil {
@@ -905,7 +907,7 @@ func (a *agent) restart(ctx, complete context.Context, round int, began time.Tim
 	return readEnd(text)
 }
 
-// prepare waits until the ranks of all machines have ended, and clears what they had in the store.
+// prepare waits until the ranks of all machines have ended, and clears their keys in the store.
 func (a *agent) prepare(ctx context.Context, round int) error {
 	ctx, cancel := context.WithTimeout(ctx, a.stopTime())
 	defer cancel()
@@ -917,15 +919,16 @@ func (a *agent) prepare(ctx context.Context, round int) error {
 	})
 }
 
-// leave takes this machine from those of the job.
+// leave removes this machine from the job.
 func (a *agent) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	_ = a.kv.Delete(ctx, a.key, 0) // it goes with the session as well
+	_ = a.kv.Delete(ctx, a.key, 0) // the key also ends with the session
 }
 
-// awaitLeaving has the first machine keep the store until the others know how the job ended, as evidence of theirs or
-// success shows, and have stopped their ranks. The others have answerTime: one that is lost would be missed later.
+// awaitLeaving has the first machine keep the store until the other machines have stopped their ranks and know how the
+// job ended. Their evidence, or success, shows that they know. After a failure they have answerTime to show it, so that
+// a lost machine does not delay the end.
 func (a *agent) awaitLeaving(round int, end End) {
 	ctx, cancel := context.WithTimeout(context.Background(), a.stopTime())
 	defer cancel()
@@ -945,7 +948,7 @@ func (a *agent) awaitLeaving(round int, end End) {
 	_, _ = a.await(ctx, complete)
 }
 
-// stop ends the ranks, and does not have them wait for a reader of the output meanwhile.
+// stop ends the ranks. Meanwhile they do not wait for a reader of the output.
 func (a *agent) stop(g *group, with syscall.Signal) {
 	a.out.keepWaiting(false)
 	a.err.keepWaiting(false)
@@ -954,19 +957,20 @@ func (a *agent) stop(g *group, with syscall.Signal) {
 	a.err.keepWaiting(true)
 }
 
-// stopTime is how long all machines take at most until nothing of their ranks is left.
+// stopTime bounds how long all machines take until nothing of their ranks is left.
 func (a *agent) stopTime() time.Duration {
 	return max(a.Grace, a.plan.Grace) + stopMargin
 }
 
-// Unread is the error of a job whose launcher has waited in vain for a reader of its errors: nobody else need wait.
+// Unread is the error of a job whose launcher has waited in vain for a reader of its errors. Nobody else needs to wait
+// for one.
 type Unread struct{ error }
 
-// Unwrap returns the error without that.
+// Unwrap returns the job's error.
 func (u *Unread) Unwrap() error { return u.error }
 
-// flush writes what is left of the output of a job that has ended with an error or nil, for as long as it has a reader,
-// and returns that error. One reader may have both the output and the errors: it is waited for once.
+// flush writes the remaining output of an ended job, as long as it has a reader, and returns err. One reader may have
+// both output and errors. If output is lost, the errors therefore wait for lastWord only.
 func flush(out, errs *outlet, err error) error {
 	out.keepWaiting(false)
 	errs.keepWaiting(false)
@@ -981,7 +985,7 @@ func flush(out, errs *outlet, err error) error {
 	return err
 }
 
-// recorded are the files of the flight records that this machine's ranks have written.
+// recorded returns the files of the flight records that this machine's ranks have written.
 func (a *agent) recorded() (paths []string) {
 	if a.Records == "" {
 		return nil
@@ -992,7 +996,7 @@ func (a *agent) recorded() (paths []string) {
 	})
 }
 
-// sendDumps gives the flight records that this machine's ranks wrote to the first machine, in pieces.
+// sendDumps sends this machine's flight records to the first machine, in pieces.
 func (a *agent) sendDumps() {
 	ctx, cancel := context.WithTimeout(context.Background(), dumpTime)
 	defer cancel()

@@ -69,14 +69,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// rank is what a rank does.
+// rank does the work of a rank.
 func rank(way string) (code int, err error) {
 	ctx := context.Background()
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
 		return 0, err
 	}
-	if way == "communicators" { // one after the other, and at the same time
+	if way == "communicators" { // in sequence, and at the same time
 		for range 2 {
 			if err := communicators(ctx); err != nil {
 				return 0, err
@@ -95,7 +95,7 @@ func rank(way string) (code int, err error) {
 			if _, err := job.Shared(ctx); err != nil {
 				return 0, err
 			}
-			// Of these, none are for the store, which tcp shares.
+			// The store takes none of these seconds, because tcp shares it.
 			bounded, cancel := context.WithTimeout(ctx, 4*time.Second)
 			defer cancel()
 			_, err = tcp.FromEnv(bounded)
@@ -103,7 +103,7 @@ func rank(way string) (code int, err error) {
 		}
 		way = "idles"
 	}
-	if way == "idles" { // and knows no other rank
+	if way == "idles" { // it knows no other rank
 		fmt.Println("idles")
 		return 0, idle()
 	}
@@ -122,7 +122,8 @@ func rank(way string) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// All are here, and heed signals, before one ends and others are told to, or rank 0's value is cleared.
+	// All ranks are present and handle signals before one ends and others are told to end, or before rank 0's value is
+	// cleared.
 	if err := kv.Set(ctx, fmt.Sprint("here/", job.Rank), nil); err != nil {
 		return 0, err
 	}
@@ -156,7 +157,7 @@ func rank(way string) (code int, err error) {
 	return 3, nil
 }
 
-// member makes steps with others, of which one is killed once, or stopped until this one is alone.
+// member makes steps with another member. One of them is killed once, or stopped until the other is alone.
 func member(ctx context.Context, way string) error {
 	stops, most := way == "elastic, stopped", 2
 	if way == "elastic, recorded" {
@@ -175,7 +176,7 @@ func member(ctx context.Context, way string) error {
 	}
 	defer m.Close() //nolint:errcheck // the steps are what counts
 	victim, until := cfg.Name == "rank 1" && os.Getenv(restartVariable) == "0", uint64(10)
-	var sizes []int // of the epochs
+	var sizes []int // sizes of the epochs
 	var last uint64
 	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
 		if last != e.Number {
@@ -207,7 +208,7 @@ func member(ctx context.Context, way string) error {
 	return err
 }
 
-// work waits for the other ranks again and again, until one is lost.
+// work waits for the other ranks repeatedly until one is lost.
 func work(ctx context.Context, job rendezvous.Job, way string) error {
 	c, err := tcp.FromEnv(ctx)
 	if err != nil {
@@ -233,12 +234,12 @@ func work(ctx context.Context, job rendezvous.Job, way string) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // or the processors are busy
+		time.Sleep(time.Millisecond) // or else the processors stay busy
 	}
 }
 
-// leave is rank 1, which ends with success, or rank 0, which fails for want of it: when nothing is left of its keeper,
-// so that the launcher has heard of that end first.
+// leave is the work of rank 1, which succeeds, or of rank 0, which fails because rank 1 is missing. Rank 0 fails when
+// nothing is left of rank 1's keeper, so the launcher hears of rank 1's end first.
 func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
 	kv, err := job.Shared(ctx)
 	if err != nil {
@@ -265,13 +266,13 @@ func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
 	return err
 }
 
-// idle does nothing until the process is ended. Go without cgo ends one in which nothing can happen any more.
+// idle does nothing until its process is ended. Without cgo, Go ends a process in which nothing can happen any more.
 func idle() error {
 	time.Sleep(time.Hour)
 	return errors.New("nobody has ended this process")
 }
 
-// communicators makes two of this job, and uses both.
+// communicators makes two communicators of this job, and uses both.
 func communicators(ctx context.Context) error {
 	var errs []error
 	for range 2 {
@@ -285,7 +286,7 @@ func communicators(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// buffer is one that may be written to and read at the same time.
+// buffer is a buffer for concurrent writes and reads.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -303,13 +304,13 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// started is a launcher of this process.
+// started is a launcher in this process.
 type started struct {
 	out, err buffer
 	done     chan error
 }
 
-// begin starts ranks of this binary.
+// begin starts ranks that run this binary.
 func begin(t *testing.T, ctx context.Context, way string, change func(*Config)) *started {
 	t.Helper()
 	t.Setenv(rankVariable, way)
@@ -321,7 +322,7 @@ func begin(t *testing.T, ctx context.Context, way string, change func(*Config)) 
 	return s
 }
 
-// wait returns how it ended.
+// wait waits for the launcher's end and returns its error.
 func (s *started) wait(t *testing.T) error {
 	t.Helper()
 	select {
@@ -333,13 +334,13 @@ func (s *started) wait(t *testing.T) error {
 	}
 }
 
-// says waits until a launcher's ranks have written something.
+// says waits until a launcher's ranks have written a text.
 func (s *started) says(t *testing.T, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(s.out.String(), text) }, time.Minute, time.Millisecond, text)
 }
 
-// reports waits until a launcher has written something itself.
+// reports waits until a launcher itself has written a text.
 func (s *started) reports(t *testing.T, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(s.err.String(), text) }, time.Minute, time.Millisecond, text)
@@ -347,7 +348,7 @@ func (s *started) reports(t *testing.T, text string) {
 
 func one(*Config) {}
 
-// pair are the options of two machines, on a free port.
+// pair returns the options of two machines, on a free port.
 func pair(t *testing.T) (first, second func(*Config)) {
 	address := jobtest.Address(t, 1)
 	file := filepath.Join(t.TempDir(), "secret")
@@ -357,7 +358,7 @@ func pair(t *testing.T) (first, second func(*Config)) {
 		func(c *Config) { c.Join, c.SecretFile, c.Ranks = []string{address}, file, 3 }
 }
 
-// ended is how a job ended that a rank failed.
+// ended returns the end of a job in which a rank failed.
 func ended(t *testing.T, err error) *End {
 	t.Helper()
 	var end *End
@@ -373,7 +374,7 @@ func TestOneMachine(t *testing.T) {
 	}
 }
 
-// The file that the variable names is the secret's, unless an option names another one.
+// The secret's file is the one that the variable names, unless an option names another.
 func TestTheVariableNamesTheSecretFile(t *testing.T) {
 	first, second := pair(t)
 	user := t.TempDir()
@@ -389,7 +390,7 @@ func TestTheVariableNamesTheSecretFile(t *testing.T) {
 	assert.NoDirExists(t, filepath.Join(user, "tutti"))
 }
 
-// Ranks have the name of the secret's file in their environment, and not the secret.
+// Ranks have the name of the secret's file in their environment, but not the secret.
 func TestRanksHaveTheNameOfTheSecretFile(t *testing.T) {
 	first, _ := pair(t)
 	var cfg Config
@@ -406,13 +407,13 @@ func TestRanksHaveTheNameOfTheSecretFile(t *testing.T) {
 	assert.Contains(t, s.out.String(), env.SecretFile+"="+cfg.SecretFile+"\n")
 }
 
-// A process may make communicators of its job again and again: they share its store, and nothing in it.
+// A process may make communicators of its job repeatedly. They share its store, but no key in it.
 func TestCommunicators(t *testing.T) {
 	s := begin(t, t.Context(), "communicators", one)
 	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
 }
 
-// Launchers, the store and ranks meet at an address of IPv6.
+// Launchers, the store and ranks connect at an IPv6 address.
 func TestIPv6(t *testing.T) {
 	_, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 	require.NoError(t, err)
@@ -430,7 +431,7 @@ func TestIPv6(t *testing.T) {
 	assert.Contains(t, a.err.String(), "tutti launch --join '[::1]:")
 }
 
-// The ranks of the first machine come first, and all are of one job.
+// The ranks of the first machine come first, and all ranks belong to one job.
 func TestTwoMachines(t *testing.T) {
 	first, second := pair(t)
 	a := begin(t, t.Context(), "succeeds", first)
@@ -447,7 +448,7 @@ func TestTwoMachines(t *testing.T) {
 	assert.Contains(t, a.err.String(), "secret as secret (scp -p): run\n  tutti launch --join 127.")
 }
 
-// A machine that waited for the first one, in a job with a fixed number of ranks or an elastic one, gets higher ranks.
+// A machine that waited for the first one gets higher ranks, in an elastic job too.
 func TestFirstMachineIsFirst(t *testing.T) {
 	for _, least := range []int{0, 1} {
 		first, _ := pair(t)
@@ -469,7 +470,7 @@ func TestFirstMachineIsFirst(t *testing.T) {
 	}
 }
 
-// A launcher whose store has no room for how a rank has ended says so and ends its session, which the others see.
+// A launcher reports that its store has no room for a rank's end. It then ends its session, which the others see.
 func TestAFullStore(t *testing.T) {
 	first, _ := pair(t)
 	var said buffer
@@ -488,7 +489,7 @@ func TestAFullStore(t *testing.T) {
 	require.Eventually(t, func() bool { return want.MatchString(said.String()) }, time.Minute, time.Millisecond)
 }
 
-// A rank that fails ends the job on all machines with its error and status, and nobody is left.
+// A rank that fails ends the job on all machines with its error and status. No process is left.
 func TestARankThatFails(t *testing.T) {
 	for way, want := range map[string]struct {
 		code int
@@ -507,14 +508,14 @@ func TestARankThatFails(t *testing.T) {
 	}
 }
 
-// A message about the end of the job, from a process that knows the secret, is shown, not obeyed by the terminal, and
-// is no success.
+// A process that knows the secret may forge the end of the job. Its text is printed so that a terminal does not obey
+// it, and the job does not count as a success.
 func TestAForgedEnd(t *testing.T) {
 	end := ended(t, begin(t, t.Context(), "forges", one).wait(t))
 	assert.Equal(t, End{Text: `\x1b]0;owned\a\x1b[2J\ntutti: all is well`, Code: 1}, *end)
 }
 
-// With restarts all ranks are started again, with an empty store, but not more often than was asked for.
+// With restarts, all ranks start again with an empty store, at most as often as requested.
 func TestRestarts(t *testing.T) {
 	first, second := pair(t)
 	more := func(c *Config) { first(c); c.Restarts = 2 }
@@ -532,7 +533,7 @@ func TestRestarts(t *testing.T) {
 	assert.NotContains(t, c.out.String(), "round 2")
 }
 
-// A rank of an elastic job that fails is started again by itself, and joins the others.
+// A failed rank of an elastic job is restarted alone, and joins the others.
 func TestElastic(t *testing.T) {
 	s := begin(t, t.Context(), "elastic", func(c *Config) { c.Min, c.Max, c.Restarts = 2, 2, 1 })
 	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
@@ -585,7 +586,7 @@ func TestElasticSucceedsElsewhere(t *testing.T) {
 	assert.Contains(t, a.err.String(), "ranks of other machines have ended with success")
 }
 
-// A failed rank is named at once, where others take their time to end.
+// A failed rank is named at once, even if the others take time to end.
 func TestTheCulpritIsNamedAtOnce(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	script := `test $TUTTI_RANK = 0 && exit 3; trap "" TERM; until test -e ` + mark + `; do sleep 0.01; done`
@@ -597,12 +598,12 @@ func TestTheCulpritIsNamedAtOnce(t *testing.T) {
 	assert.Equal(t, 3, ended(t, s.wait(t)).Code)
 }
 
-// Who interrupts a job learns at once that ranks take their time, and how to end them without it.
+// A user who interrupts a job learns at once that ranks take time to end, and how to end them immediately.
 func TestTheEndOfRanksIsSaid(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		signal syscall.Signal
-		min    int // members of an elastic job, 0 of another job
+		min    int // minimum of members of an elastic job; 0 for another job
 		want   string
 	}{
 		{"interrupted", syscall.SIGINT, 0, "; Ctrl-C kills ranks, which have 30s to end\n"},
@@ -626,7 +627,7 @@ func TestTheEndOfRanksIsSaid(t *testing.T) {
 	}
 }
 
-// A rank of an elastic job that is stopped, and goes on when the other one has gone on alone, joins it again.
+// A stopped rank of an elastic job that resumes after the other rank has continued alone joins it again.
 func TestElasticStopped(t *testing.T) {
 	s := begin(t, t.Context(), "elastic, stopped", func(c *Config) { c.Min, c.Max = 1, 2 })
 	s.says(t, "[0] alone")
@@ -643,7 +644,7 @@ func TestElasticStopped(t *testing.T) {
 	assert.Contains(t, s.err.String(), "the others have gone on without this member")
 }
 
-// link carries connections to an address, until it is cut.
+// link forwards connections to an address until it is cut.
 type link struct {
 	net.Listener
 	to       string
@@ -676,7 +677,7 @@ func newLink(t *testing.T, to string) *link {
 	return l
 }
 
-// carry connects a connection to the other side, or hangs up.
+// carry forwards a connection to the other side, or closes it.
 func (l *link) carry(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -702,7 +703,7 @@ func (l *link) carry(conn net.Conn) {
 	}
 }
 
-// set cuts the link with all its connections, or mends it.
+// set cuts the link and all its connections, or repairs it.
 func (l *link) set(cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -716,8 +717,8 @@ func (l *link) set(cut bool) {
 	l.conns = nil
 }
 
-// The launcher of a machine that joined an elastic job finds the first one again after each loss of the network, however old
-// the job is: Config.Wait counts from the loss.
+// A launcher that joined an elastic job finds the first one again after each loss of the network, however old the job
+// is. Config.Wait counts from the loss.
 func TestElasticRejoins(t *testing.T) {
 	first, second := pair(t)
 	cfg := Config{Command: []string{os.Args[0]}, Ranks: 1, Version: "v1", Min: 1, Err: io.Discard}
@@ -762,7 +763,7 @@ func TestElasticRejoins(t *testing.T) {
 	assert.NotContains(t, end.Text, "it has ended")
 }
 
-// A signal to one launcher reaches the ranks of all, once.
+// A signal to one launcher reaches all ranks once.
 func TestSignals(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -780,8 +781,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// The first machine gets the flight records of the others' ranks when the job fails, whole and however large, but no old
-// ones.
+// When the job fails, the first machine gets the other machines' flight records whole, whatever their size, and no old
+// records.
 func TestFlightRecords(t *testing.T) {
 	first, second := pair(t)
 	here, there := t.TempDir(), t.TempDir()
@@ -805,8 +806,8 @@ func TestFlightRecords(t *testing.T) {
 	assert.Len(t, all, 1)
 }
 
-// The first machine of an elastic job gets the others' flight records of members that were lost on the way, by epoch, also when the
-// job goes well.
+// The first machine of an elastic job gets other machines' flight records of lost members, by epoch. It gets them even
+// if the job succeeds.
 func TestElasticFlightRecords(t *testing.T) {
 	first, second := pair(t)
 	here, there := t.TempDir(), t.TempDir()
@@ -864,7 +865,7 @@ func TestStubbornRanks(t *testing.T) {
 	assert.Contains(t, s.out.String(), "ignores terminated")
 }
 
-// A machine whose launcher is killed ends the job, and takes its ranks along.
+// A machine whose launcher is killed ends the job, and its ranks end.
 func TestALostMachine(t *testing.T) {
 	first, _ := pair(t)
 	var at, file string
@@ -885,7 +886,7 @@ func TestALostMachine(t *testing.T) {
 	assert.Regexp(t, regexp.MustCompile(`the launcher of \S+ \(127\.0\.0\.1\) has ended, or its machine cannot be reached`), end.Error())
 }
 
-// The first machine's launcher ends in the same way for the others.
+// The loss of the first machine's launcher ends the job for the others too.
 func TestALostFirstMachine(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -913,7 +914,7 @@ func TestALostFirstMachine(t *testing.T) {
 	cancel()
 }
 
-// The ordinary mistakes are named, and none hurts the job.
+// Ordinary mistakes are named, and none harms the job.
 func TestMistakes(t *testing.T) {
 	first, second := pair(t)
 	var cfg Config
@@ -938,7 +939,7 @@ func TestMistakes(t *testing.T) {
 	assert.ErrorIs(t, err, os.ErrNotExist)
 	assert.ErrorContains(t, err, "copy the file from the first machine")
 
-	if _, err := os.Stat("/proc/self"); err == nil { // where no folder can be made
+	if _, err := os.Stat("/proc/self"); err == nil { // no folder can be made there
 		err = begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.SecretFile = "/proc/none/secret" }).wait(t)
 		assert.ErrorIs(t, err, os.ErrNotExist)
 		assert.ErrorContains(t, err, "no secret can be made there")
@@ -975,7 +976,8 @@ func TestMistakes(t *testing.T) {
 	assert.Equal(t, 143, ended(t, b.wait(t)).Code)
 }
 
-// TestFolders: commands that differ by the folders of files are of one job, which is said, and other words are not.
+// TestFolders: commands that differ only in the folders of files belong to one job, and a launcher says so. Commands
+// that differ in other words do not.
 func TestFolders(t *testing.T) {
 	for word, want := range map[string]string{
 		"train": "train", "./bin/train": "train", "/data/": "data/", "--data=/mnt/a/x.bin": "--data=x.bin", "--out": "--out",
@@ -983,7 +985,7 @@ func TestFolders(t *testing.T) {
 	} {
 		assert.Equal(t, want, withoutFolder(word), word)
 	}
-	// Two runs of one program may meet in a served store, and are two jobs.
+	// Two runs of one program may use one served store, and are two jobs.
 	one := &agent{Config: Config{Typed: []string{"/opt/train.exe", "runs/1/config.yaml"}}}
 	other := &agent{Config: Config{Typed: []string{"./train", "runs/2/config.yaml"}}}
 	assert.Equal(t, one.title(false), other.title(false))
@@ -999,7 +1001,7 @@ func TestFolders(t *testing.T) {
 	assert.Contains(t, b.err.String(), "folders differ: the job's command is /opt/train --data /mnt/a/x there, and ./train --data /mnt/b/x here")
 }
 
-// TestJobName: machines whose commands differ are one job by its name.
+// TestJobName: machines with different commands belong to one job if they name it.
 func TestJobName(t *testing.T) {
 	first, second := pair(t)
 	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.Job = "nightly" })
@@ -1009,7 +1011,8 @@ func TestJobName(t *testing.T) {
 	assert.Contains(t, a.err.String(), "--job nightly")
 }
 
-// TestAnEarlierLauncher: one of a version that does not compare versions is left out by name, and the job goes on.
+// TestAnEarlierLauncher: a launcher of a version that does not compare versions is left out by name, and the job goes
+// on.
 func TestAnEarlierLauncher(t *testing.T) {
 	first, second := pair(t)
 	var cfg Config
@@ -1034,7 +1037,8 @@ func TestAnEarlierLauncher(t *testing.T) {
 	require.NoError(t, kv.Close())
 }
 
-// A first machine to which nobody comes says how many there are, as one that joins nobody does.
+// A first machine that nobody joins reports how many machines there are. A machine that joins nobody fails with the
+// reason.
 func TestNobodyComes(t *testing.T) {
 	first, second := pair(t)
 	brief := func(c *Config) { c.Wait = 2 * time.Second }
@@ -1055,8 +1059,8 @@ func TestNobodyComes(t *testing.T) {
 	assert.ErrorContains(t, err, "does tutti-store run there")
 }
 
-// TestRefusalsInTheLastLine: a first machine to which nobody comes says in its last words whom it has refused, each once
-// with the last reason, and what helps.
+// TestRefusalsInTheLastLine: the last line of a first machine that nobody joins names each process that it has refused
+// once, with the last reason and the remedy.
 func TestRefusalsInTheLastLine(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -1079,7 +1083,7 @@ func TestRefusalsInTheLastLine(t *testing.T) {
 	assert.NotContains(t, err.Error(), "tutti v2")
 }
 
-// TestRefusalLog: a last line names a few of many refused processes.
+// TestRefusalLog: a last line names only a few of many refused processes.
 func TestRefusalLog(t *testing.T) {
 	var log refusalLog
 	assert.Equal(t, comm.ErrTimeout, log.explain(comm.ErrTimeout))
@@ -1093,7 +1097,8 @@ func TestRefusalLog(t *testing.T) {
 		"process 2: second (2 times); process 3: second (2 times)", err.Error())
 }
 
-// Launchers say who is here while they wait for machines, and which ranks go on after others have succeeded.
+// Launchers print which machines are present while they wait for others, and which ranks go on after others have
+// succeeded.
 func TestWaitsSpeak(t *testing.T) {
 	first, second := pair(t)
 	a := begin(t, t.Context(), "unused", func(c *Config) {
@@ -1129,7 +1134,7 @@ func TestWaitsSpeak(t *testing.T) {
 	}
 }
 
-// Lines are whole without a prefix, too, and all ranks of a round know one name of their run, which no other has.
+// Lines are whole without a prefix, too. All ranks of a round share one name of their run, which no other round has.
 func TestNoPrefixAndRuns(t *testing.T) {
 	script := []string{"sh", "-c", `printf '{"run":"%s",' $TUTTI_RUN; sleep 0.1; echo '"is":"whole"}'; exit 3`}
 	s := begin(t, t.Context(), "unused", func(c *Config) { c.NoPrefix, c.Restarts, c.Command = true, 1, script })
@@ -1148,7 +1153,7 @@ func TestNoPrefixAndRuns(t *testing.T) {
 	}
 }
 
-// Lines are whole, also where ranks write parts of them or never end one, and have a colour on request.
+// Lines are whole even if ranks write them in parts or never end one. On request they have a colour.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer
 	a := &agent{plan: plan{Size: 12}}

@@ -16,17 +16,17 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// lostText says of a machine that its launcher has left the job.
+// lostText says that a machine's launcher has left the job.
 const lostText = "has ended, or its machine cannot be reached"
 
-// between is a first launcher, or a leader, that has come to the pause after a round, and the keys of a second machine.
+// between is a first launcher or leader in the pause after a round, with the keys of a second machine.
 type between struct {
 	*agent
 	server *store.Server
 	second string
 }
 
-// newBetween makes a job of two machines whose ranks have ended for the first time: the sessions are of one store.
+// newBetween returns a job of two machines whose ranks have ended for the first time. Its sessions share one store.
 func newBetween(t *testing.T) *between {
 	t.Helper()
 	server := store.NewServer(store.Options{})
@@ -45,7 +45,7 @@ func newBetween(t *testing.T) *between {
 	return b
 }
 
-// join is the session of the second machine's launcher.
+// join returns a session of the second machine's launcher.
 func (b *between) join(t *testing.T) *store.Client {
 	t.Helper()
 	kv := b.server.Local("the second launcher")
@@ -53,10 +53,10 @@ func (b *between) join(t *testing.T) *store.Client {
 	return kv
 }
 
-// A machine that is lost while the ranks end, in the pause before they are started again, or before it was attended to,
-// ends the job, which the others are told.
+// A lost machine ends the job, and the others learn of it. It may be lost while ranks end, in the pause before the
+// restart, or before others watch it.
 func TestAMachineLostBetweenRounds(t *testing.T) {
-	const round = 4 // whose pause is longer than the test
+	const round = 4 // its pause is longer than the test
 	for name, lose := range map[string]func(t *testing.T, b *between, kv *store.Client){
 		"while ranks end": func(t *testing.T, b *between, kv *store.Client) { require.NoError(t, kv.Close()) },
 		"in the pause": func(t *testing.T, b *between, kv *store.Client) {
@@ -98,7 +98,7 @@ func TestAMachineLostBetweenRounds(t *testing.T) {
 	}
 }
 
-// A machine that has left before the others attend to it is lost as well.
+// A machine that has left before the others watch it is lost as well.
 func TestAMachineLostBeforeTheFirstRound(t *testing.T) {
 	b := newBetween(t)
 	complete, err := b.attend(t.Context())
@@ -107,7 +107,7 @@ func TestAMachineLostBeforeTheFirstRound(t *testing.T) {
 	assert.Equal(t, "the launcher of two (10.0.0.2) "+lostText, lost(complete).Text)
 }
 
-// A launcher that does not lead learns from a served store that the leader has left between two rounds.
+// A launcher that does not lead learns from a served store that the leader has left between rounds.
 func TestALeaderLostBetweenRounds(t *testing.T) {
 	b := newBetween(t)
 	kv := b.join(t)
@@ -147,8 +147,8 @@ func TestAStoreLostBetweenRounds(t *testing.T) {
 	assert.ErrorContains(t, err, "the store at store:1")
 }
 
-// A first launcher that ends with a signal, or without the launcher that has started it, does not wait for a machine
-// that does not say that it has heard of the end: here, it would for a day.
+// A first launcher may end with a signal or because its starter is lost. It does not wait then for a machine that has
+// not confirmed the end: here, the wait would last a day.
 func TestTheEndWaitsForNoLostMachine(t *testing.T) {
 	for name, cause := range map[string]error{"signal": Signaled(syscall.SIGTERM), "detached": errDetached} {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 )
 
-// TestMemoryKills: the count comes from the rank's control group, of either version, or else from the machine.
+// TestMemoryKills: the count comes from the rank's control group, of either version, or otherwise from the machine.
 func TestMemoryKills(t *testing.T) {
 	const vmstat = "pgfault 10\noom_kill 9\nother 3\n"
 	for name, c := range map[string]struct {
@@ -44,8 +44,8 @@ func TestMemoryKills(t *testing.T) {
 	assert.Zero(t, memoryKillsIn(t.TempDir()), "of a system without these files")
 }
 
-// limitMemory makes a control group with this memory limit, without swap, and returns its folder. Tests that may not
-// are skipped.
+// limitMemory makes a control group with a memory limit and no swap, and returns its folder. It skips the test if it
+// may not.
 func limitMemory(t *testing.T, bytes int) string {
 	t.Helper()
 	for parent, limits := range map[string][]string{
@@ -53,7 +53,7 @@ func limitMemory(t *testing.T, bytes int) string {
 		"/sys/fs/cgroup/memory": {"memory.swappiness", "memory.limit_in_bytes"},
 	} {
 		dir := filepath.Join(parent, fmt.Sprintf("tutti-test-%d", os.Getpid()))
-		_, err := os.Stat(filepath.Join(parent, "cgroup.procs")) // or it is a folder of groups
+		_, err := os.Stat(filepath.Join(parent, "cgroup.procs")) // otherwise it is a folder of groups
 		if err != nil || os.Mkdir(dir, 0o700) != nil {
 			continue
 		}
@@ -70,7 +70,7 @@ func limitMemory(t *testing.T, bytes int) string {
 	return ""
 }
 
-// A rank that the kernel kills for want of memory is reported as that.
+// The error of a rank that the kernel kills for lack of memory says so.
 func TestOutOfMemory(t *testing.T) {
 	dir := limitMemory(t, 256<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

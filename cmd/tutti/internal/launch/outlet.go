@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// Bounds of what waits for a reader of the output.
+// Bounds of the output that waits for a reader.
 const (
-	runningRoom = 1 << 20  // bytes, beyond which ranks wait for the reader
-	endingRoom  = 64 << 20 // bytes, beyond which lines are lost that ranks write when they are told to end
+	runningRoom = 1 << 20  // bytes; beyond this, ranks wait for the reader
+	endingRoom  = 64 << 20 // bytes; beyond this, lines of ranks that are told to end are lost
 )
 
-// outlet writes to a stream whose reader may have stopped to read, as a pager or a terminal does: ranks wait for it,
-// but the launcher's own lines do not, and neither does the end.
+// outlet writes to a stream whose reader may have stopped, such as a pager or a terminal. Ranks wait for the reader.
+// The launcher's messages do not, and neither does the end of the job.
 type outlet struct {
 	stream io.Writer // written to by one goroutine alone, without mu
 
-	mu      sync.Mutex // guards what follows; taken alone
-	changed sync.Cond  // of mu: something below has
-	queue   [][]byte   // what is not written, in order
-	waiting int        // bytes in queue, and of what is being written
-	ending  bool       // Write does not wait
+	mu      sync.Mutex // guards the fields below; taken alone
+	changed sync.Cond  // of mu; signalled when a field below changes
+	queue   [][]byte   // unwritten text, in order
+	waiting int        // bytes in queue and in the current write
+	ending  bool       // ranks are told to end, so Write does not wait
 	closed  bool       // nothing is written any more
-	lost    int        // bytes
-	read    time.Time  // when the reader last took something
+	lost    int        // bytes of ranks that were dropped
+	read    time.Time  // time of the reader's last read
 }
 
 // newOutlet begins to write to a stream.
@@ -36,7 +36,7 @@ func newOutlet(stream io.Writer) *outlet {
 	return o
 }
 
-// pump writes what comes, until the outlet is closed. An error of the stream is for its owner to tell.
+// pump writes queued text until the outlet is closed. The stream's owner handles errors of the stream.
 func (o *outlet) pump() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -58,7 +58,7 @@ func (o *outlet) pump() {
 	}
 }
 
-// Write queues lines of ranks, when there is room.
+// Write queues lines of ranks. It waits for room, except while ranks are told to end.
 func (o *outlet) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -83,7 +83,7 @@ func (o *outlet) add(text []byte) {
 	o.changed.Broadcast()
 }
 
-// note is an [io.Writer] for the launcher's own lines, which wait for nobody.
+// note is an [io.Writer] for the launcher's messages, which never wait.
 type note struct{ *outlet }
 
 // Write implements [io.Writer].
@@ -96,7 +96,7 @@ func (n note) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keepWaiting says whether ranks wait for the reader: not while they are told to end.
+// keepWaiting sets whether ranks wait for the reader. They do not while they are told to end.
 func (o *outlet) keepWaiting(waits bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -104,7 +104,7 @@ func (o *outlet) keepWaiting(waits bool) {
 	o.changed.Broadcast()
 }
 
-// room is how many bytes may wait. The caller holds mu.
+// room returns how many bytes may wait. The caller holds mu.
 func (o *outlet) room() int {
 	if o.ending {
 		return endingRoom
@@ -112,8 +112,8 @@ func (o *outlet) room() int {
 	return runningRoom
 }
 
-// close waits until all is written, or until the reader has read nothing for so long, and returns how many bytes it has
-// not taken.
+// close waits until all text is written, or until the reader has read nothing for the limit. It returns the number of
+// bytes that the reader has not taken.
 func (o *outlet) close(limit time.Duration) (lost int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,7 +131,7 @@ func (o *outlet) close(limit time.Duration) (lost int) {
 	return o.lost + o.waiting
 }
 
-// wake has waits look again.
+// wake makes waiting calls check again.
 func (o *outlet) wake() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

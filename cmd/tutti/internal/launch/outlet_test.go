@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stuckReader is a stream that nobody reads, until it is released.
+// stuckReader is a stream whose reader does not read until it is released.
 type stuckReader struct{ released chan struct{} }
 
 // Write implements [io.Writer].
@@ -21,11 +21,11 @@ func (s stuckReader) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The end of a job waits once for whoever reads, and says where it can what is lost. Time is synctest's.
+// The end of a job waits once for each reader. It reports lost output where it can. The clock is synctest's.
 func TestTheEndWaitsOnce(t *testing.T) {
 	failed := errors.New("exit status 3")
 	for name, c := range map[string]struct {
-		out, errs   bool // whose reader is stuck; both are one's
+		out, errs   bool // streams with a stuck reader; both may have the same one
 		text, notes string
 		wait        time.Duration
 		unread      bool
@@ -58,14 +58,14 @@ func TestTheEndWaitsOnce(t *testing.T) {
 				assert.Equal(t, c.wait, time.Since(began))
 				require.ErrorIs(t, err, failed)
 				assert.Equal(t, c.unread, errors.As(err, new(*Unread)))
-				synctest.Wait() // until what is written is in notes
+				synctest.Wait() // until all text is in notes
 				assert.Equal(t, c.out && !c.errs && c.text != "", bytes.Contains(notes.Bytes(), []byte("nobody reads the output")))
 			})
 		})
 	}
 }
 
-// write writes a text that is not empty.
+// write writes a text if it is not empty.
 func write(t *testing.T, o *outlet, text string) {
 	t.Helper()
 	if text == "" {

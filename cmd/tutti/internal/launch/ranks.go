@@ -18,26 +18,26 @@ import (
 	"github.com/tutti-go/tutti/internal/fault"
 )
 
-// longestLine is how much of a line is kept until it is written.
+// longestLine bounds how many bytes of a line are kept until they are written.
 const longestLine = 64 << 10
 
-// group is the ranks of this machine in one round.
+// group is the set of this machine's ranks in one round.
 type group struct {
-	succeeded chan struct{}  // closed when all have ended, and none failed
-	ended     sync.WaitGroup // which ends when nothing of the ranks is left
+	succeeded chan struct{}  // closed when all ranks have succeeded
+	ended     sync.WaitGroup // done when nothing of the ranks is left
 	stopped   chan struct{}  // closed when the ranks are told to end
-	first     chan struct{}  // closed when one has ended with success, here or, where that is said, on another machine
-	grace     time.Duration  // from the signal until a rank is killed; never changed
+	first     chan struct{}  // closed when a rank has succeeded, here or on another machine that reports it
+	grace     time.Duration  // between the signal and the kill; never changed
 
 	mu       sync.Mutex // taken alone
 	stopping bool       // guarded by mu
 	running  []*running // guarded by mu
-	guard    *guard     // of the ranks; nil before the first one; guarded by mu
-	seen     evidence   // how ranks have ended that were not told to; guarded by mu
-	foreign  []int      // ranks of other machines that have ended with success, as far as it is said; guarded by mu
+	guard    *guard     // parent of the ranks' keepers; nil before the first rank; guarded by mu
+	seen     evidence   // ends of ranks that were not told to end; guarded by mu
+	foreign  []int      // ranks of other machines that report success; guarded by mu
 }
 
-// start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
+// start starts the ranks. It calls failed when a rank fails that was not told to end and is not restarted alone.
 func (a *agent) start(round int, failed func(End)) *group {
 	g := &group{succeeded: make(chan struct{}), stopped: make(chan struct{}), first: make(chan struct{}), grace: a.Grace}
 	var good sync.WaitGroup
@@ -56,7 +56,7 @@ func (a *agent) start(round int, failed func(End)) *group {
 	return g
 }
 
-// rank runs a rank until it succeeds, and returns true, or until it fails, or is told to end.
+// rank runs a rank until it succeeds, fails for good, or is told to end. It returns true for success.
 func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 	rank := a.plan.First[a.key] + local
 	for start := round; ; start++ {
@@ -69,12 +69,12 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 		}
 		told := g.note(rank, err)
 		if err == nil && !told && a.Min == 0 {
-			a.kv.Post(fault.EndedKey(rank), nil) // others may wait for it
+			a.kv.Post(fault.EndedKey(rank), nil) // other ranks may wait for this one
 		}
 		end := a.failure(rank, err)
 		last := a.Min == 0 || start == a.Restarts
 		if err != nil && !told && a.Min == 0 {
-			failed(end) // before the wait for what it has started
+			failed(end) // before the wait for processes that the rank has started
 		}
 		if p != nil {
 			g.wait(p)
@@ -99,12 +99,12 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 	}
 }
 
-// pause is the least time from one start to the next of what was started again so often.
+// pause returns the least time between two starts after this many restarts.
 func pause(restarts int) time.Duration {
 	return min(firstPause<<min(restarts, 10), longestPause)
 }
 
-// after says how long it takes until a restart.
+// after returns the text for the time until a restart.
 func after(wait time.Duration) string {
 	if wait < firstPause {
 		return ""
@@ -112,7 +112,7 @@ func after(wait time.Duration) string {
 	return " in " + wait.Round(time.Second).String()
 }
 
-// failure is the end of a job because of a rank.
+// failure returns the end of a job because of a rank.
 func (a *agent) failure(rank int, err error) End {
 	if err == nil {
 		return End{}
@@ -124,15 +124,15 @@ func (a *agent) failure(rank int, err error) End {
 	}
 }
 
-// order is what is started as a rank.
+// order describes the process to start as a rank.
 type order struct {
-	Words      []string      // of the command
+	Words      []string      // the command and its arguments
 	Env        []string      // variables, as NAME=VALUE
-	Grace      time.Duration // from the first signal until the rank is killed
-	Processors []int         // that it runs on; nil for all
+	Grace      time.Duration // between the first signal and the kill
+	Processors []int         // processors to run on; nil for all
 }
 
-// process starts a rank that was started so often before.
+// process starts a rank, before counts its earlier starts.
 func (a *agent) process(g *guard, rank, local, before int) (*running, error) {
 	first := 0
 	if a.starter != nil {
@@ -149,10 +149,10 @@ func (a *agent) process(g *guard, rank, local, before int) (*running, error) {
 		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
 		restartVariable + "=" + strconv.Itoa(before),
 	})
-	if a.Min == 0 { // records of an elastic job are apart by its epochs
+	if a.Min == 0 { // records of an elastic job are separated by its epochs
 		o.Env = append(o.Env, fmt.Sprintf("%s=%s-%d", env.Run, a.plan.Run, before))
 	}
-	// Of variables that come again, as those of a.env do, the last one counts.
+	// Of a repeated variable, such as those of a.env, the last value counts.
 	o.Env = (&exec.Cmd{Env: o.Env}).Environ()
 	if a.Plain {
 		return plain(g, o, rank, a.Out, a.Err)
@@ -161,14 +161,14 @@ func (a *agent) process(g *guard, rank, local, before int) (*running, error) {
 	return capture(g, o, rank, &lines{out: a.out, prefix: prefix}, &lines{out: a.err, prefix: prefix})
 }
 
-// running is a rank, with what reads its output.
+// running is a rank, with the goroutines that read its output.
 type running struct {
 	*process
 	rank   int            // its number in the job
-	copied sync.WaitGroup // which ends when nothing has the rank's output open
+	copied sync.WaitGroup // done when no process has the rank's output open
 }
 
-// plain starts a rank that writes to files itself. What it writes to others is copied.
+// plain starts a rank that writes directly to out and errs if both are files. Output to other writers is copied.
 func plain(g *guard, o order, rank int, out, errs io.Writer) (*running, error) {
 	outFile, isFile := out.(*os.File)
 	errFile, isErrFile := errs.(*os.File)
@@ -182,7 +182,7 @@ func plain(g *guard, o order, rank int, out, errs io.Writer) (*running, error) {
 	return &running{process: p, rank: rank}, nil
 }
 
-// capture starts a rank, and copies what it writes.
+// capture starts a rank and copies its output.
 func capture(g *guard, o order, rank int, out, errs io.Writer) (*running, error) {
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
@@ -204,10 +204,10 @@ func capture(g *guard, o order, rank int, out, errs io.Writer) (*running, error)
 	return r, nil
 }
 
-// processes are the rank's, of all that this machine has.
+// processes returns the rank's processes among all processes of this machine.
 func (r *running) processes(all family) []entry { return all.descend(r.pid()) }
 
-// copyOutput copies output until all who write have closed their end.
+// copyOutput copies output until all writers have closed their end.
 func copyOutput(to io.Writer, from *os.File) {
 	_, _ = io.Copy(to, from)
 	if l, ok := to.(*lines); ok {
@@ -216,7 +216,7 @@ func copyOutput(to io.Writer, from *os.File) {
 	_ = from.Close()
 }
 
-// run starts a rank, unless the ranks were told to end.
+// run starts a rank unless the ranks were told to end.
 func (g *group) run(start func(*guard) (*running, error)) (*running, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -240,7 +240,7 @@ func (g *group) run(start func(*guard) (*running, error)) (*running, error) {
 // errTold is the error of a rank that need not start any more.
 var errTold = errors.New("told to end before it began")
 
-// note notes how a rank has ended, unless the ranks were told to end, and returns whether they were.
+// note records how a rank has ended unless the ranks were told to end. It returns whether they were.
 func (g *group) note(rank int, err error) (told bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -257,7 +257,7 @@ func (g *group) note(rank int, err error) (told bool) {
 	return g.stopping
 }
 
-// noteForeign notes that a rank of another machine has ended with success.
+// noteForeign records that a rank of another machine has succeeded.
 func (g *group) noteForeign(rank int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -267,9 +267,10 @@ func (g *group) noteForeign(rank int) {
 	g.foreign = append(g.foreign, rank)
 }
 
-// wait waits until nothing of a rank is left, and its output is read: where the launcher's own output has a reader.
+// wait waits until nothing of a rank is left and its output is read. The wait for the output is bounded by linger,
+// because the launcher's own output may have no reader.
 func (g *group) wait(r *running) {
-	_ = r.wait() // how it ended is known
+	_ = r.wait() // its end is known
 	g.mu.Lock()
 	g.running = slices.DeleteFunc(g.running, func(listed *running) bool { return listed == r })
 	g.mu.Unlock()
@@ -284,8 +285,8 @@ func (g *group) wait(r *running) {
 	}
 }
 
-// stop tells ranks to end by a signal, or SIGTERM. Ranks that do not are killed after their grace, and nothing is left
-// when it returns.
+// stop tells ranks to end by a signal, SIGTERM by default. It kills ranks that do not end within their grace, and
+// returns when nothing of the ranks is left.
 func (g *group) stop(with syscall.Signal) {
 	g.mu.Lock()
 	if !g.stopping {
@@ -303,14 +304,15 @@ func (g *group) stop(with syscall.Signal) {
 	g.ended.Wait()
 }
 
-// lastGuard is the guard of the ranks, nil if none was started. It is the last one when the ranks are told to end.
+// lastGuard returns the ranks' guard, nil if none was started. Once the ranks are told to end, no other guard is
+// started.
 func (g *group) lastGuard() *guard {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.guard
 }
 
-// signal gives the ranks a signal.
+// signal sends the ranks a signal.
 func (g *group) signal(s syscall.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -319,24 +321,24 @@ func (g *group) signal(s syscall.Signal) {
 	}
 }
 
-// outcome is how the first process of a rank ended.
+// outcome describes how a rank's first process ended.
 type outcome struct {
-	Text   string         // why it could not be started, "" if it was
-	Code   int            // of its exit
-	Signal syscall.Signal // that ended it, 0 if none did
-	Kills  int            // of processes by the kernel, for want of memory, since it began
+	Text   string         // why the process could not be started, "" if it was
+	Code   int            // exit code
+	Signal syscall.Signal // signal that ended it, 0 for none
+	Kills  int            // processes that the kernel has killed for lack of memory since it began
 }
 
 // entry is a line of the system's list of processes.
 type entry struct {
 	pid     int  // of the process
-	parent  int  // number of the process that has started it, or has taken it over
-	group   int  // of processes
-	stopped bool // by a signal, as by SIGSTOP
-	zombie  bool // ended, at least its first thread; others of its threads may still have its children
+	parent  int  // number of the process that has started or adopted it
+	group   int  // process group
+	stopped bool // by a signal such as SIGSTOP
+	zombie  bool // its first thread has ended; other threads may still have its children
 }
 
-// family has the children of processes, by the number of the parent.
+// family maps a parent's number to its children.
 type family map[int][]entry
 
 // descend lists the descendants of a process.
@@ -351,7 +353,7 @@ func (f family) descend(root int) []entry {
 // exitError is the error of a rank whose first process has failed.
 type exitError struct{ outcome }
 
-// Error says how it ended, in the words of package os.
+// Error describes the end in the words of package os.
 func (e *exitError) Error() string {
 	text := fmt.Sprintf("exit status %d", e.Code)
 	switch {
@@ -360,7 +362,7 @@ func (e *exitError) Error() string {
 	case e.Signal != 0:
 		text = fmt.Sprintf("signal: %v", e.Signal)
 	}
-	// A shell says it in this way of what it has run.
+	// A shell reports the end of its command with this code.
 	if e.Code != 128+int(syscall.SIGKILL) {
 		return text
 	}
@@ -375,7 +377,7 @@ func (e *exitError) Error() string {
 	return text + " (out of memory? see dmesg)"
 }
 
-// code is the exit code of a rank, as shells have it.
+// code returns a rank's exit code in the shells' convention.
 func code(err error) int {
 	var exit *exitError
 	if !errors.As(err, &exit) {
@@ -384,7 +386,7 @@ func code(err error) int {
 	return max(exit.Code, 1)
 }
 
-// prefix is what the lines of a rank begin with.
+// prefix returns the beginning of a rank's lines.
 func (a *agent) prefix(rank int) string {
 	if a.NoPrefix {
 		return ""
@@ -398,9 +400,9 @@ func (a *agent) prefix(rank int) string {
 
 // lines writes whole lines with a prefix.
 type lines struct {
-	out     io.Writer // where whole lines go
-	prefix  string    // of each; "" for none
-	partial []byte    // the line that has not ended
+	out     io.Writer // destination of whole lines
+	prefix  string    // of each line; "" for none
+	partial []byte    // the unfinished line
 }
 
 // Write implements [io.Writer].
@@ -421,7 +423,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	}
 }
 
-// flush writes what is left.
+// flush writes the unfinished line.
 func (l *lines) flush() {
 	if len(l.partial) > 0 {
 		_ = l.line(l.partial)

@@ -16,10 +16,11 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// userSignals mean what the ranks' program says. Of a rank, they reach the processes that have a handler for them.
+// userSignals have the meaning that the ranks' program gives them. They reach only the processes of a rank that handle
+// them.
 var userSignals = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}
 
-// signalNames are the names by which launchers tell each other of signals: systems number user signals differently.
+// signalNames are the names of signals between launchers: systems number user signals differently.
 var signalNames = map[syscall.Signal]string{
 	syscall.SIGHUP:  "HUP",
 	syscall.SIGINT:  "INT",
@@ -28,7 +29,7 @@ var signalNames = map[syscall.Signal]string{
 	syscall.SIGUSR2: "USR2",
 }
 
-// unhandled are the ranks that have no process with a handler for a signal.
+// unhandled returns the ranks without a process that handles a signal.
 func (g *group) unhandled(s syscall.Signal) (all []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -48,8 +49,8 @@ func (g *group) unhandled(s syscall.Signal) (all []int) {
 	return all
 }
 
-// relay gives user signals of this launcher to the ranks of all machines, from now on until stop is called. It returns
-// when it gets them.
+// relay passes this launcher's user signals to the ranks of all machines until stop is called. When it returns, it is
+// ready to receive them.
 func (a *agent) relay(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	signals := make(chan os.Signal, 8)
@@ -68,10 +69,10 @@ func (a *agent) relay(ctx context.Context) (stop func()) {
 	return cancel
 }
 
-// relayKey is where this launcher's last user signal stands.
+// relayKey returns the key of this launcher's last user signal.
 func (a *agent) relayKey() string { return relayed + strings.TrimPrefix(a.key, machines) }
 
-// pass gives a user signal of this launcher to the ranks that run, and to the other launchers.
+// pass sends a user signal of this launcher to the running ranks and to the other launchers.
 func (a *agent) pass(s syscall.Signal) {
 	g := a.running.Load()
 	if g == nil {
@@ -84,20 +85,20 @@ func (a *agent) pass(s syscall.Signal) {
 	g.signal(s)
 	select {
 	case a.outgoing <- signalNames[s]:
-	default: // the store has been out of reach for many signals
+	default: // many signals wait for a store that is out of reach
 	}
 }
 
-// exchangeSignals gives user signals of other launchers to the ranks that run, and tells the others of this one's,
-// until a session of the store ends. Signals stay in the store: those of earlier sessions are known, and those from
-// before there are ranks reach none.
+// exchangeSignals passes other launchers' user signals to the running ranks, and posts this launcher's for the others,
+// until a session of the store ends. Signals stay in the store. Those of earlier sessions are known, and those from
+// before the first ranks reach no rank.
 func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	before := a.heard.Load()
 	_, err := kv.Watch(ctx, relayed, func(e store.Event) {
 		if e.Version <= before || e.Key == a.relayKey() || e.Deleted {
 			return
 		}
-		a.heard.Store(max(a.heard.Load(), e.Version)) // what exists at first comes in the order of keys
+		a.heard.Store(max(a.heard.Load(), e.Version)) // existing keys come first, in the order of keys
 		s, ok := signalOf(string(e.Value))
 		if !ok || !slices.Contains(userSignals, os.Signal(s)) {
 			return
@@ -113,8 +114,9 @@ func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	return nil
 }
 
-// post tells the other launchers of this one's user signals until a session of the store ends, after the sessions
-// before it. A signal whose post was not answered is posted again, by the next session too: unless the store has it.
+// post posts this launcher's user signals for the others until a session of the store ends. It starts when the earlier
+// session's post has returned. A signal whose post was not answered is posted again, if necessary by the next session,
+// unless the store has it.
 func (a *agent) post(kv *store.Client) {
 	last := <-a.posts
 	defer func() { a.posts <- last }()
@@ -126,7 +128,7 @@ func (a *agent) post(kv *store.Client) {
 				return
 			}
 		}
-		// No other launcher writes the key: where its version is another one, an earlier post was done.
+		// No other launcher writes the key. If its version differs, an earlier post has succeeded.
 		name := []byte(last.unanswered)
 		now, _, err := kv.CompareAndSet(context.Background(), a.relayKey(), last.version, name)
 		switch {
@@ -147,7 +149,7 @@ func (a *agent) post(kv *store.Client) {
 	}
 }
 
-// relay gives user signals of this launcher to the first host's, which tells the others, until stop is called.
+// relay passes this launcher's user signals to the first host's launcher, which tells the others, until stop is called.
 func (s *spread) relay() (stop func()) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, userSignals...)
@@ -162,15 +164,15 @@ func (s *spread) relay() (stop func()) {
 	}
 }
 
-// unread is for user signals that are not relayed yet, which would end this process.
+// unread receives user signals that are not relayed yet. They would end this process otherwise.
 var unread = make(chan os.Signal, 1)
 
-// raise gives this process a user signal, which does not end it. It returns false for another signal.
+// raise sends this process a user signal, which does not end it. It returns false for any other signal.
 func raise(s syscall.Signal) bool {
 	if !slices.Contains(userSignals, os.Signal(s)) {
 		return false
 	}
-	signal.Notify(unread, s) // it may not be relayed yet
+	signal.Notify(unread, s) // the signal may not be relayed yet
 	_ = syscall.Kill(os.Getpid(), s)
 	return true
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// TestSignalsOfLostSessions: user signals of a launcher reach the others once each, though every one of them comes when
-// the session of the store ends.
+// TestSignalsOfLostSessions: each user signal of a launcher reaches the others once, even if each comes when a session
+// of the store ends.
 func TestSignalsOfLostSessions(t *testing.T) {
 	const count = 200
 	server := store.NewServer(store.Options{})

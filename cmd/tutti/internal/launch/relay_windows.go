@@ -7,7 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// signalNames are the names by which launchers tell each other of signals.
+// signalNames are the names of signals between launchers.
 var signalNames = map[syscall.Signal]string{
 	syscall.SIGHUP:  "HUP",
 	syscall.SIGINT:  "INT",
@@ -17,11 +17,11 @@ var signalNames = map[syscall.Signal]string{
 // relay does nothing: there are no signals here.
 func (a *agent) relay(context.Context) (stop func()) { return func() {} }
 
-// exchangeSignals does nothing: no other launcher's signal means anything here.
+// exchangeSignals does nothing: other launchers' signals have no meaning here.
 func (a *agent) exchangeSignals(context.Context, *store.Client) error { return nil }
 
 // relay does nothing: there are no signals here.
 func (s *spread) relay() (stop func()) { return func() {} }
 
-// raise does nothing: there are no signals here.
+// raise does nothing: there are no user signals here.
 func raise(syscall.Signal) bool { return false }

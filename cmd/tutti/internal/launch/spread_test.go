@@ -21,7 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newSpread is a job of two hosts with a rank each, of which the first has joined and the second looks for the store.
+// newSpread returns a job of two hosts with one rank each. The first host has joined, and the second looks for the
+// store.
 func newSpread(t *testing.T, change func(*spread)) (s *spread, notes *buffer, ends <-chan End, cancel context.CancelCauseFunc) {
 	t.Helper()
 	notes = new(buffer)
@@ -65,7 +66,7 @@ func newSpread(t *testing.T, change func(*spread)) (s *spread, notes *buffer, en
 	return s, notes, result, cancel
 }
 
-// say has a host's launcher say something, unless the job has ended.
+// say sends a word of a host's launcher unless the job has ended.
 func (s *spread) say(t *testing.T, w word, ends <-chan End) {
 	t.Helper()
 	select {
@@ -77,7 +78,7 @@ func (s *spread) say(t *testing.T, w word, ends <-chan End) {
 	}
 }
 
-// receive is what comes from a channel.
+// receive returns the next value of a channel.
 func receive[T any](t *testing.T, from <-chan T) (value T) {
 	t.Helper()
 	select {
@@ -88,7 +89,7 @@ func receive[T any](t *testing.T, from <-chan T) (value T) {
 	return value
 }
 
-// A host that has not joined does not take from the ranks of others the time in which they end.
+// A host that has not joined does not shorten the time in which other hosts' ranks end.
 func TestAnInterruptedHostThatHasNotJoined(t *testing.T) {
 	s, _, ends, cancel := newSpread(t, func(s *spread) { s.Min = 1 })
 	cancel(Signaled(syscall.SIGINT))
@@ -99,7 +100,7 @@ func TestAnInterruptedHostThatHasNotJoined(t *testing.T) {
 	assert.Equal(t, End{Text: "interrupted on a", Code: 130}, receive(t, ends))
 }
 
-// An elastic job that has enough members goes on without a host that does not come in time; another one ends.
+// An elastic job with enough members goes on without a host that does not join in time. Any other job ends.
 func TestAHostThatDoesNotCome(t *testing.T) {
 	s, notes, ends, _ := newSpread(t, func(s *spread) { s.Min, s.Wait = 1, time.Millisecond })
 	require.Eventually(t, func() bool { return strings.Contains(notes.String(), "goes on with the other hosts") }, time.Minute, time.Millisecond)
@@ -112,13 +113,13 @@ func TestAHostThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A first launcher that is stopped has not ended.
+// A stopped first launcher has not ended.
 func TestALauncherThatDoesNotAnswer(t *testing.T) {
 	s, _, _, _ := newSpread(t, func(*spread) {})
 	assert.Equal(t, End{Text: "the launcher on a does not answer", Code: 1}, s.unended())
 }
 
-// A host that has not ended within the time for that is not waited for once more: here, an hour.
+// A host that has not ended in time is not waited for again: here, the wait would last an hour.
 func TestAFrozenHostIsWaitedForOnce(t *testing.T) {
 	s, _, ends, cancel := newSpread(t, func(s *spread) { s.Grace = -stopMargin - dumpTime - patience }) // no time at all
 	cancel(Signaled(syscall.SIGINT))
@@ -139,7 +140,7 @@ func TestAFrozenHostIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// Signals come after what a host is to run, in their order, and by name.
+// Signals come after a host's assignment, in their order, and by name.
 func TestSignalsComeAfterTheAssignment(t *testing.T) {
 	s, _, _, _ := newSpread(t, func(*spread) {})
 	h := s.hosts[1]
@@ -162,7 +163,7 @@ func TestSignalsComeAfterTheAssignment(t *testing.T) {
 	close(h.gone)
 }
 
-// A signal that is unknown here, such as one by the number of another system, ends no job.
+// An unknown signal, such as another system's number, ends no job.
 func TestUnknownSignals(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	obey(bufio.NewReader(strings.NewReader("30\n10\nINFO\nUSR1\n")), time.Minute, cancel)
@@ -176,7 +177,7 @@ func TestUnknownSignals(t *testing.T) {
 	assert.Equal(t, Signaled(syscall.SIGINT), context.Cause(ctx))
 }
 
-// A launcher from whose starter nothing has come for a time ends its job: a cable may have been pulled.
+// A launcher ends its job when its starter has been silent for a time: a cable may have been pulled.
 func TestSilentStarter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -198,7 +199,7 @@ func TestSilentStarter(t *testing.T) {
 	})
 }
 
-// A shell that begins a line, as with the title of a terminal, hides neither output nor reports.
+// A shell that begins a line, for example with a terminal's title, hides neither output nor reports.
 func TestReportsBehindATitle(t *testing.T) {
 	const title = "\x1b]0;a\a"
 	out := new(buffer)
@@ -215,10 +216,10 @@ func TestReportsBehindATitle(t *testing.T) {
 	assert.Contains(t, receive(t, ends).Text, "b has tutti v2")
 }
 
-// Of hosts whose connections stand still, each is ended, within one bound for all.
+// All hosts with stuck connections are ended within one common bound.
 func TestAllStandingConnectionsAreEnded(t *testing.T) {
 	s := &spread{closed: make(chan struct{})}
-	s.Grace = -(stopMargin + dumpTime + patience) // so that close waits for nobody
+	s.Grace = -(stopMargin + dumpTime + patience) // close waits for nobody
 	for range 3 {
 		h := &remote{cmd: exec.Command("sleep", "1000"), gone: make(chan struct{}), stage: stageJoined}
 		var err error
@@ -240,8 +241,8 @@ func TestAllStandingConnectionsAreEnded(t *testing.T) {
 	receive(t, ended)
 }
 
-// A host is lost that has sent a sign of life, and then nothing for as many looks as there are in its silence: neither
-// one whose lines wait for a reader of this launcher's output, nor one that has only just begun.
+// A host is lost if it has sent a sign of life and then nothing for as many looks as its silence has. A host is not
+// lost if its lines wait for a reader of this launcher's output, or if it has only just begun.
 func TestSilentHosts(t *testing.T) {
 	names := []string{"silent", "talking", "blocked", "waiting", "gone"}
 	s := &spread{silence: 10 * time.Second, notes: io.Discard, err: newOutlet(io.Discard)}
@@ -283,7 +284,7 @@ func TestSilentHosts(t *testing.T) {
 	}
 }
 
-// An elastic job goes on without a host that sends nothing, unless it is the first.
+// An elastic job goes on without a silent host, unless that is the first host.
 func TestSilentHostsOfAnElasticJob(t *testing.T) {
 	const want = "b (10.0.0.6): nothing has come from its launcher for 10ms"
 	s, notes, ends, _ := newSpread(t, func(s *spread) {
@@ -294,12 +295,12 @@ func TestSilentHostsOfAnElasticJob(t *testing.T) {
 	s.hosts[1].beating.Store(true)
 	assert.Error(t, s.hosts[1].cmd.Wait(), "it is killed")
 	s.say(t, word{from: s.hosts[1], err: errors.New("signal: killed")}, ends)
-	s.say(t, word{from: s.hosts[0], kind: reportAlive}, ends) // which is heard after that
+	s.say(t, word{from: s.hosts[0], kind: reportAlive}, ends) // it is handled after the loss
 	assert.Contains(t, notes.String(), want)
 	assert.Contains(t, notes.String(), "the job goes on without it")
 	s.hosts[0].beating.Store(true)
 	assert.Contains(t, receive(t, ends).Text, "a: nothing has come from its launcher for 10ms")
-	for least, index := range []int{1, 0} { // of a job that is not elastic any host, of another one the first
+	for least, index := range []int{1, 0} { // in a job that is not elastic, any host; in an elastic one, the first
 		s, _, ends, _ := newSpread(t, func(s *spread) {
 			s.Min = least
 			s.silence = 10 * time.Millisecond
@@ -332,7 +333,7 @@ func TestWordsInOtherEncodings(t *testing.T) {
 	assert.Equal(t, s.Typed, cfg.Typed)
 }
 
-// A rank may write what a launcher reports with.
+// A rank may write a launcher's marker.
 func TestReportsOfARank(t *testing.T) {
 	s, _, _, _ := newSpread(t, func(*spread) {})
 	var lines buffer

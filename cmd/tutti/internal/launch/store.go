@@ -28,23 +28,23 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// protocol is the version of what launchers say to each other in the store.
+// protocol is the version of the launchers' protocol in the store.
 const protocol = 1
 
-// terms are what all launchers of a job have alike.
+// terms are the settings that all launchers of a job share.
 type terms struct {
-	Protocol int    `json:"protocol"` // 0 of versions that did not say it
-	Version  string `json:"version"`  // of the program
-	Job      string `json:"job"`      // its name, or else the command without folders, of its program alone if Served
-	Command  string `json:"command"`  // with them, of one launcher
+	Protocol int    `json:"protocol"` // 0 for versions that do not send one
+	Version  string `json:"version"`  // version of the program
+	Job      string `json:"job"`      // the title of the job ([agent.title])
+	Command  string `json:"command"`  // the command of one launcher, with folders
 	Served   bool   `json:"served"`   // other processes serve the store
-	Machines int    `json:"machines"` // of the job; 0 of one that is elastic
+	Machines int    `json:"machines"` // machines of the job; 0 for an elastic job
 	Min      int    `json:"min"`      // 0 of a job that is not elastic
 	Max      int    `json:"max"`      // 0 of a job that is not elastic
 	Restarts int    `json:"restarts"` // how often the ranks are started again
 }
 
-// String has the flags.
+// String returns the flags.
 func (t terms) String() string {
 	if t.Min > 0 {
 		return fmt.Sprintf("--min %d --max %d --restarts %d", t.Min, t.Max, t.Restarts)
@@ -52,7 +52,7 @@ func (t terms) String() string {
 	return fmt.Sprintf("--machines %d --restarts %d", t.Machines, t.Restarts)
 }
 
-// terms are those that this launcher was told.
+// terms returns the settings that this launcher was given.
 func (a *agent) terms() terms {
 	return terms{
 		Protocol: protocol,
@@ -67,12 +67,12 @@ func (a *agent) terms() terms {
 	}
 }
 
-// longestTitle bounds the title of a job, of which it stands in errors.
+// longestTitle bounds a job's title, because errors contain it.
 const longestTitle = 200
 
-// title tells the job from others: its name, or the command, of which files may be in other folders. Runs that read
-// from different folders may meet in a served store, where nobody has named the first machine: there, the
-// program alone may be in another folder.
+// title distinguishes the job from others. It is the job's name, or else the command without the folders of its files.
+// In a served store, nobody has named the first machine, so runs that read from different folders may meet there. Then
+// only the program's folder is left out.
 func (a *agent) title(served bool) string {
 	if a.Job != "" {
 		return a.Job
@@ -87,7 +87,7 @@ func (a *agent) title(served bool) string {
 	})
 }
 
-// withoutFolder is a word of a command without the folder of the file that it names, if it does, also behind a flag.
+// withoutFolder returns a word of a command without the folder of the file that it names, also behind a flag.
 func withoutFolder(word string) string {
 	flag, file, isFlag := strings.Cut(word, "=")
 	if !isFlag || !strings.HasPrefix(word, "-") {
@@ -104,7 +104,8 @@ func withoutFolder(word string) string {
 	return file
 }
 
-// line is the ranks' command in a line, of words that are changed before. A long one is cut, with a hash of all.
+// line returns the ranks' command in one line, after it has applied change to each word. A long line is cut and ends
+// with a hash of the whole.
 func (a *agent) line(change func(word string) string) string {
 	words := slices.Clone(a.typed())
 	for i, word := range words {
@@ -121,7 +122,7 @@ func (a *agent) line(change func(word string) string) string {
 	return text
 }
 
-// checkVersion returns an error for launchers of another version than this one's.
+// checkVersion returns an error if the first machine's version differs from this launcher's.
 func (t terms) checkVersion(version string) error {
 	switch {
 	case t.Version != version:
@@ -136,21 +137,21 @@ func (t terms) checkVersion(version string) error {
 	return nil
 }
 
-// refused tells the other launchers why this one does not take part.
+// refused tells the other launchers why this launcher does not take part.
 func (a *agent) refused(ctx context.Context, err error) error {
 	text, _ := json.Marshal(refusal{Host: a.host, Address: a.machine().Address, Reason: err.Error()})
-	_ = a.kv.Set(ctx, refusals+rand.Text(), text, store.Lease) // they only say it
+	_ = a.kv.Set(ctx, refusals+rand.Text(), text, store.Lease) // the others only print it
 	return err
 }
 
-// refusal is what a launcher says that does not take part.
+// refusal tells why a launcher does not take part.
 type refusal struct {
 	Host    string `json:"host"`    // of the launcher
-	Address string `json:"address"` // by which it reaches the store
-	Reason  string `json:"reason"`  // why, for its user
+	Address string `json:"address"` // the address by which it reaches the store
+	Reason  string `json:"reason"`  // the reason, as its user sees it
 }
 
-// hearRefusals says which launchers do not take part, and keeps whom they and the store have refused.
+// hearRefusals prints which launchers do not take part. It records the processes that they and the store have refused.
 func (a *agent) hearRefusals(ctx context.Context) error {
 	var log repeats.Log
 	_, err := a.kv.Watch(ctx, refusals, func(e store.Event) {
@@ -168,7 +169,7 @@ func (a *agent) hearRefusals(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.kv.Watch(ctx, store.RefusedKey, func(e store.Event) { // the store's log says it
+	_, err = a.kv.Watch(ctx, store.RefusedKey, func(e store.Event) { // the store's log prints it
 		if e.Deleted {
 			return
 		}
@@ -181,18 +182,18 @@ func (a *agent) hearRefusals(ctx context.Context) error {
 	return err
 }
 
-// mostNamed bounds the processes that a last line says to be refused.
+// mostNamed bounds how many refused processes a last line names.
 const mostNamed = 4
 
-// refusalLog has which processes were refused, for the last line. The zero value has none.
+// refusalLog records refused processes for the last line. The zero value is empty.
 type refusalLog struct {
 	mu      sync.Mutex        // taken alone
-	names   []string          // in the order of the first refusal of each; guarded by mu
-	reasons map[string]string // the last one by name; nil before the first; guarded by mu
+	names   []string          // in the order of first refusals; guarded by mu
+	reasons map[string]string // last reason by name; nil before the first; guarded by mu
 	times   map[string]int    // refusals by name; nil before the first; guarded by mu
 }
 
-// add adds a refusal, unless too many others have been refused.
+// add adds a refusal, unless the log already names mostNamed others.
 func (l *refusalLog) add(name, reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,7 +211,7 @@ func (l *refusalLog) add(name, reason string) {
 	l.times[name]++
 }
 
-// explain adds the refusals to the error of a job whose machines have not come.
+// explain adds the refusals to the error of a job whose machines have not joined.
 func (l *refusalLog) explain(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,7 +256,8 @@ func (a *agent) connect(ctx context.Context) error {
 	return a.keep(ctx, l, conf)
 }
 
-// environment is what ranks are told of the store. It returns the configuration of connections to it, as ranks have it.
+// environment sets the ranks' variables that describe the store. It returns the configuration of connections to the
+// store, as ranks use it.
 func (a *agent) environment(secret secret, addresses []string) (*tls.Config, error) {
 	for _, address := range addresses {
 		if _, _, err := net.SplitHostPort(address); err != nil {
@@ -292,7 +294,7 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 	return job.TLS("store")
 }
 
-// keep serves the store in this launcher: it is on the first machine.
+// keep serves the store in this launcher, which is on the first machine.
 func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) error {
 	options := store.Options{Job: a.Job}
 	if a.Min > 0 {
@@ -309,9 +311,9 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 	return a.kv.Set(ctx, jobKey, text)
 }
 
-// dial joins the store that the first machine keeps, or other processes serve. An elastic job goes on at the next of
-// these when one is lost meanwhile, and tries again where the store refuses a request that it may do later: what a
-// session has said already is said once more, and changes nothing.
+// dial joins the store that the first machine keeps or that other processes serve. An elastic job has two more chances
+// in a served store. It goes on at the next address when a session is lost meanwhile. It tries again when the store
+// refuses a request that it may run later. Requests that are repeated change nothing.
 func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 	for {
 		err := a.join(ctx, conf)
@@ -338,11 +340,11 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) error {
 	}
 }
 
-// unexecuted reports whether the store has not run a request, and may do so later: etcd refuses some while it elects a
-// leader. A permanent refusal is another error.
+// unexecuted reports whether the store has not run a request but may run it later: etcd refuses some requests while it
+// elects a leader. Permanent refusals are other errors.
 func unexecuted(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
 
-// join begins a session of the store, in which this machine is one of the job's. The session is nil if nobody answers.
+// join begins a session of the store and adds this machine to the job. The session is nil if nobody answers.
 func (a *agent) join(ctx context.Context, conf *tls.Config) error {
 	title := fmt.Sprintf("the launcher of %s (%s)", a.host, printable.Text(a.line(quoted)))
 	name := title + ", " + rand.Text()
@@ -361,7 +363,7 @@ func (a *agent) join(ctx context.Context, conf *tls.Config) error {
 	return a.arrive(ctx)
 }
 
-// remedy asks for what lets a launcher join that nobody has answered.
+// remedy asks what may keep a launcher from joining when nobody has answered.
 func (a *agent) remedy() string {
 	if a.Served {
 		return "does tutti-store run there, and can this machine reach it?"
@@ -369,7 +371,7 @@ func (a *agent) remedy() string {
 	return "does the first machine's launcher run, with that port of --listen, and can this machine reach it?"
 }
 
-// agree takes what the first machine says of the job. In a served store the launchers say it all, and the first of them
+// agree adopts the first machine's terms of the job. In a served store all launchers have terms, and the first of them
 // begins the job.
 func (a *agent) agree(ctx context.Context) error {
 	var text []byte
@@ -421,7 +423,8 @@ func (a *agent) agree(ctx context.Context) error {
 	return nil
 }
 
-// begin begins an elastic job in a served store, unless another launcher has, and returns what it has.
+// begin begins an elastic job in a served store, unless another launcher has begun it. It returns the terms in the
+// store.
 func (a *agent) begin(ctx context.Context) ([]byte, error) {
 	ended, err := elastic.Ended(ctx, a.kv)
 	if err != nil {
@@ -437,7 +440,7 @@ func (a *agent) begin(ctx context.Context) ([]byte, error) {
 }
 
 // lead begins a job that is not elastic in a served store, unless another launcher does. Such a job ends with the
-// launcher that has begun it, and leaves keys in the store if that is killed.
+// launcher that began it. If that launcher is killed, keys stay in the store.
 func (a *agent) lead(ctx context.Context) (text []byte, err error) {
 	if _, a.first, err = a.kv.CompareAndSet(ctx, leaderKey, 0, []byte(a.host), store.Lease); err != nil {
 		return nil, err
@@ -445,7 +448,7 @@ func (a *agent) lead(ctx context.Context) (text []byte, err error) {
 	if !a.first {
 		return a.kv.Get(ctx, jobKey)
 	}
-	// Numbers of machines are never used again: a launcher of the earlier job may still be about to leave.
+	// Numbers of machines are never used again: a launcher of the earlier job may still be leaving.
 	if err := a.clear(ctx, func(key string) bool {
 		return key == leaderKey || key == ranksKey
 	}); err != nil {
@@ -455,7 +458,7 @@ func (a *agent) lead(ctx context.Context) (text []byte, err error) {
 	return text, a.kv.Set(ctx, jobKey, text, store.Lease)
 }
 
-// clear deletes all keys but some.
+// clear deletes all keys except those for which stays returns true.
 func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
 	all, err := a.kv.List(ctx, "")
 	if err != nil {
@@ -472,15 +475,15 @@ func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
 	return nil
 }
 
-// bounds tells ranks those of an elastic job.
+// bounds gives ranks the bounds of an elastic job.
 func (a *agent) bounds() {
 	a.env = append(a.env, env.Min+"="+strconv.Itoa(a.Min), env.Max+"="+strconv.Itoa(a.Max))
 }
 
-// joined is where this launcher has joined the job.
+// joined returns the addresses at which this launcher has joined the job.
 func (a *agent) joined() string { return strings.Join(a.Join, ",") }
 
-// named is the name of the job in a sentence.
+// named returns the job's name as part of a sentence.
 func (a *agent) named() string {
 	if a.Job == "" {
 		return ""
@@ -488,7 +491,7 @@ func (a *agent) named() string {
 	return fmt.Sprintf(" %q", a.Job)
 }
 
-// keeper is whom an error of the store is about.
+// keeper names the keeper of the store in an error.
 func (a *agent) keeper() string {
 	switch {
 	case !a.Served:
@@ -499,9 +502,9 @@ func (a *agent) keeper() string {
 	return "the store at " + a.joined() + ", with whose session a job ends that is not elastic (--min)"
 }
 
-// rejoin connects to the store again: to the next server of a served one, or to the first machine. It fails at once if
-// nobody listens on the first machine any more, as the launcher has ended then, and otherwise Config.Wait after this
-// loss.
+// rejoin connects to the store again: to the next server of a served store, or to the first machine. It fails at once
+// if the first machine refuses the connection, because its launcher has then ended. Otherwise it tries for Config.Wait
+// from this loss on.
 func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Wait)
 	defer cancel()
@@ -517,7 +520,7 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 			if err == nil {
 				return kv, nil
 			}
-			_ = kv.Close() // a session that could not be used
+			_ = kv.Close() // the session could not be used
 		}
 		if !a.Served && errors.Is(err, syscall.ECONNREFUSED) {
 			return nil, fmt.Errorf("it has ended: %w", err)
@@ -530,7 +533,7 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	}
 }
 
-// reachable is an address of this machine: the loopback one if the job has no other machine.
+// reachable returns an address of this machine, the loopback address if the job has no other machine.
 func (a *agent) reachable() string {
 	if a.Machines == 1 && a.Min == 0 {
 		return loopback
@@ -538,14 +541,14 @@ func (a *agent) reachable() string {
 	return cmp.Or(reachableAddress(), loopback)
 }
 
-// secret is the secret of a job: its text, or the path of its file. Only the path goes into the environment of ranks
-// and of what they start.
+// secret is a job's secret: its text, or the path of its file. If there is a path, only the path goes into the
+// environment of ranks and their processes.
 type secret struct {
 	text string // "" where there is a path
-	path string // of the file; "" where there is none
+	path string // path of the file; "" if there is none
 }
 
-// secret is TUTTI_SECRET, or what the file has, or a random one that only ranks of this machine need to know.
+// secret returns TUTTI_SECRET, the secret's file, or a random secret that only ranks of this machine need to know.
 func (a *agent) secret() (secret, error) {
 	if a.starter != nil {
 		return secret{text: a.starter.secret}, nil

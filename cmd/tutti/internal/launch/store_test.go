@@ -24,22 +24,22 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
-// service is a store of several jobs that proxies serve, as programs of adapters/etcd do.
+// service is a store of several jobs behind proxies, such as a program of adapters/etcd.
 type service struct {
 	addresses []string
-	file      string // with the secret
+	file      string // file of the secret
 	proxies   []*store.Proxy
-	lost      atomic.Bool // the first proxy, in a request that it does and does not answer
-	last      string      // prefix of the key in that request; "" is none
-	refusal   error       // which it answers that request with, instead of being lost; nil is none
-	refused   atomic.Bool // it has
+	lost      atomic.Bool // the first proxy was lost, in a request that it runs and does not answer
+	last      string      // prefix of that request's key; "" for none
+	refusal   error       // answer to that request instead of the loss; nil for none
+	refused   atomic.Bool // the request was refused
 
 	mu       sync.Mutex
 	stores   map[string]*store.Server // by job; guarded by mu
 	sessions [][]*store.Client        // by proxy; guarded by mu
 }
 
-// open begins a session of a proxy.
+// open begins a session at a proxy.
 func (s *service) open(proxy int, job string) *store.Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *service) lose(proxy int) {
 	})
 }
 
-// refusing is a session of the first proxy that refuses a request, which it has done all the same, and lasts.
+// refusing is a session at the first proxy. It refuses a request that it has run nevertheless, and the session lasts.
 type refusing struct {
 	*store.Client
 	service *service
@@ -102,19 +102,19 @@ func (l refusing) Watch(ctx context.Context, prefix string, f func(store.Event))
 	return stop, l.refuse(prefix, err)
 }
 
-// losing is a session of the first proxy, which is lost in a request: what that asked for is done, and not answered.
+// losing is a session at the first proxy, which is lost during a request: the request is run but not answered.
 type losing struct {
 	*store.Client
 	service *service
 }
 
-// done ends the proxy if this was the request.
+// done ends the proxy if this was that request.
 func (l losing) done(ctx context.Context, key string) {
 	if strings.HasPrefix(key, l.service.last) {
 		if !l.service.lost.Swap(true) {
 			go l.service.lose(0)
 		}
-		<-ctx.Done() // it waits for this request
+		<-ctx.Done() // the proxy's end waits for this request
 	}
 }
 
@@ -150,7 +150,7 @@ func (l losing) Watch(ctx context.Context, prefix string, f func(store.Event)) (
 
 func newService(t *testing.T) *service { return newLosingService(t, "") }
 
-// newLosingService returns one that loses its first proxy in a request for a key with a prefix.
+// newLosingService returns a service that loses its first proxy in a request for a key with this prefix.
 func newLosingService(t *testing.T, last string) *service {
 	s := &service{
 		last:   last,
@@ -183,7 +183,7 @@ func newLosingService(t *testing.T, last string) *service {
 	return s
 }
 
-// fixed has a launcher take part in a job of two machines, and elastic in one of members.
+// fixed sets the options of a launcher in a job of two machines. elastic sets them for a job of members.
 func (s *service) fixed(c *Config) {
 	c.Join, c.SecretFile = s.addresses, s.file
 	c.Served = true
@@ -199,7 +199,7 @@ func (s *service) elastic(c *Config) {
 	c.Job = "elastic"
 }
 
-// TestServedStore: launchers of which none keeps the store run a job, and the same one again.
+// TestServedStore: launchers of which none keeps the store run a job, and then the same job again.
 func TestServedStore(t *testing.T) {
 	s := newService(t)
 	for range 2 {
@@ -213,7 +213,7 @@ func TestServedStore(t *testing.T) {
 	}
 }
 
-// TestServedStoreLost: a job that is not elastic ends with its session of the store, which each launcher says.
+// TestServedStoreLost: a job that is not elastic ends when its session of the store is lost, and each launcher says so.
 func TestServedStoreLost(t *testing.T) {
 	s := newService(t)
 	a := begin(t, t.Context(), "waits", s.fixed)
@@ -229,17 +229,17 @@ func TestServedStoreLost(t *testing.T) {
 	}
 }
 
-// TestServedElastic: an elastic job goes on at the next address of its store, also when a rank is killed. A machine that
-// comes later is told that it has ended.
+// TestServedElastic: an elastic job goes on at the next address of its store, even if a rank is killed. A machine that
+// joins later is told that the job has ended.
 func TestServedElastic(t *testing.T) {
 	s := newService(t)
 	mark := filepath.Join(t.TempDir(), "mark")
-	member := func(c *Config) { // whose rank begins when it may
+	member := func(c *Config) { // its rank begins when the file exists
 		s.elastic(c)
 		c.Command = []string{"sh", "-c", "until test -e " + mark + "; do sleep 0.01; done; exec " + os.Args[0]}
 	}
 	a := begin(t, t.Context(), "elastic", member)
-	b := begin(t, t.Context(), "elastic", func(c *Config) { // it is not told, and learns it from the store
+	b := begin(t, t.Context(), "elastic", func(c *Config) { // it learns from the store that it is served
 		member(c)
 		c.Served = false
 		c.Min = 0
@@ -263,11 +263,11 @@ func TestServedElastic(t *testing.T) {
 	require.ErrorContains(t, err, "has ended")
 }
 
-// joining are the keys of the requests of a launcher that joins.
+// joining lists the keys of a joining launcher's requests.
 var joining = []string{"elastic/", jobKey, ranksKey, machines, relayed}
 
-// TestServedWhileJoining: launchers of an elastic job go on at the next address of its store when theirs is lost while
-// they join, at whatever request that is.
+// TestServedWhileJoining: launchers of an elastic job go on at the store's next address if theirs is lost during any
+// request of their joining.
 func TestServedWhileJoining(t *testing.T) {
 	for _, key := range joining {
 		t.Run(strings.Trim(key, "/"), func(t *testing.T) {
@@ -281,8 +281,8 @@ func TestServedWhileJoining(t *testing.T) {
 	}
 }
 
-// TestElectionWhileJoining: launchers of an elastic job try again when a store that elects a leader refuses a request
-// while they join, at whatever request that is.
+// TestElectionWhileJoining: launchers of an elastic job try again if a store that elects a leader refuses any request
+// of their joining.
 func TestElectionWhileJoining(t *testing.T) {
 	for _, key := range joining {
 		t.Run(strings.Trim(key, "/"), func(t *testing.T) {
@@ -297,7 +297,7 @@ func TestElectionWhileJoining(t *testing.T) {
 	}
 }
 
-// TestRefusedWhileJoining: a launcher whose request the store refuses for good ends with that error.
+// TestRefusedWhileJoining: a launcher ends with the store's error if the store refuses its request permanently.
 func TestRefusedWhileJoining(t *testing.T) {
 	s := newLosingService(t, jobKey)
 	s.refusal = fmt.Errorf("etcd: %w: etcdserver: permission denied", fs.ErrPermission)
@@ -306,7 +306,7 @@ func TestRefusedWhileJoining(t *testing.T) {
 	require.ErrorContains(t, err, "permission denied")
 }
 
-// TestNoName: a store that a launcher keeps has no job with a name.
+// TestNoName: the store of a launcher has no job with a name.
 func TestNoName(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,33 +2,35 @@ package launch
 
 import "time"
 
-// All times of the launcher, in the order of a job. --grace and --wait replace those of the ranks and the machines.
+// This file has all times of the launcher, in the order of a job. --grace and --wait replace the defaults for ranks and
+// machines.
 
 const (
-	// storeRetry is how often a machine looks for the job's store until --wait is over: a first launcher takes seconds
-	// to begin, and a look costs a connection.
+	// storeRetry is the interval at which a machine looks for the job's store until --wait is over. A first launcher
+	// takes seconds to begin, and a look costs a connection.
 	storeRetry = time.Second
-	// firstWord is how long a launcher waits without a word: a job whose machines start together needs none. Each later
-	// word takes twice as long as the one before.
+	// firstWord is how long a launcher waits before its first message. A job whose machines start together needs none.
+	// Each later message takes twice as long as the one before.
 	firstWord = 2 * time.Second
-	// resolveTime bounds the search for the addresses of --hosts, which tells what is this machine: ssh knows names that
-	// the system does not.
+	// resolveTime bounds the address lookup of --hosts, which finds the hosts that are this machine. ssh knows names
+	// that the system does not.
 	resolveTime = 2 * time.Second
-	// reportTime is how long a host of --hosts may take to join without a word: somewhat longer than ssh may take to
-	// connect, which says more. Each later word takes twice as long.
+	// reportTime is how long a host of --hosts may take to join before a message. It exceeds ssh's connection timeout,
+	// because ssh's error says more. Each later message takes twice as long.
 	reportTime = 4500 * time.Millisecond
-	// looks is how often the launcher of --hosts looks, within the silence of ranks (--tcp-silence), whether something has
-	// come from a host: it is lost after as many looks in vain.
+	// looks is how often the launcher of --hosts checks, within the ranks' silence (--tcp-silence), whether something
+	// has come from a host. After this many checks in a row without anything, the host is lost.
 	looks = 10
-	// beats is how many signs of life a host's launcher sends in that silence, as ranks do, and the launcher of --hosts.
+	// beats is the number of signs of life within that silence. Ranks, hosts' launchers and the launcher of --hosts all
+	// send them.
 	beats = 4
-	// detachSilences is how many times that silence the launcher of --hosts may be silent until a host's launcher ends:
-	// one that is stopped by a terminal goes on with the job if it runs again in a minute, unless --tcp-silence is set.
+	// detachSilences is how many times that silence the launcher of --hosts may be silent before a host's launcher ends
+	// its job. If a terminal stops the launcher for less than a minute, the job goes on, unless --tcp-silence is set.
 	detachSilences = 6
 )
 
-// Bounds of the time from one start of a rank to the next, which doubles: a rank that fails at once is not to fill
-// the logs, and one that has failed by chance is back soon.
+// Bounds of the time from one start of a rank to the next, which doubles. A rank that always fails at once does not
+// fill the logs. A rank that has failed by chance is back soon.
 const (
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
@@ -36,42 +38,43 @@ const (
 
 // Times after a rank has failed.
 const (
-	// settleTime is how long a launcher waits for the ends of other ranks: the rank that fails first may be the victim
-	// of one whose end comes to the launcher later.
+	// settleTime is how long a launcher waits for the ends of other ranks. The rank that fails first may be a victim,
+	// and the launcher may hear of the culprit's end later.
 	settleTime = 300 * time.Millisecond
-	// answerTime bounds how long launchers wait for each other's evidence: a machine that is lost says nothing.
+	// answerTime bounds how long launchers wait for each other's evidence, because a lost machine sends none.
 	answerTime = 3 * time.Second
 )
 
 // The end of ranks.
 const (
-	// DefaultGrace is how long ranks that are told to end have until they are killed: time for a checkpoint.
+	// DefaultGrace is the time between the signal that tells ranks to end and the kill: enough for a checkpoint.
 	DefaultGrace = 30 * time.Second
-	// longestGrace bounds what other launchers say of theirs.
+	// longestGrace bounds the grace that other launchers announce.
 	longestGrace = 24 * time.Hour
-	// linger is how long what a rank has started may go on after the rank's first process, such as a tee that reads its
-	// last lines, until it is told to end.
+	// linger is how long a rank's processes may outlive its first process before they are told to end. An example is a
+	// tee that reads its last lines.
 	linger = time.Second
-	// killTime is how long a keeper waits until it kills again: processes may have started others meanwhile.
+	// killTime is how long a keeper waits before it kills again: processes may have started others meanwhile.
 	killTime = 10 * time.Millisecond
-	// orphanTime bounds how long a guard waits for the ends of processes that it has killed, whose keeper was killed: one
-	// that waits for a disk does not end.
+	// orphanTime bounds how long a guard waits for the ends of processes that it has killed. A process that waits for a
+	// disk does not end.
 	orphanTime = 3 * time.Second
-	// lateTime is how long ranks may go on after one has ended with success, until that is said.
+	// lateTime is how long ranks may outlive the first one that succeeds before a message.
 	lateTime = 4 * time.Second
 )
 
 // The end of the job.
 const (
-	// stopMargin is how long launchers take to stop their ranks, beyond the grace of these.
+	// stopMargin is how long launchers take to stop their ranks, beyond the ranks' grace.
 	stopMargin = 10 * time.Second
-	// dumpTime bounds how long a launcher sends flight records: the ranks have ended, and the others wait for it.
+	// dumpTime bounds how long a launcher sends flight records: the ranks have ended, and other launchers wait for it.
 	dumpTime = 10 * time.Second
-	// reconnectTime bounds how long a launcher whose ranks have ended looks for a store that was lost: the other
-	// machines go on without it.
+	// reconnectTime bounds how long a launcher whose ranks have ended looks for a lost store: the other machines go on
+	// without it.
 	reconnectTime = 5 * time.Second
-	// patience is how long the end waits for a reader of the output that reads nothing.
+	// patience is how long the end of a job waits for a reader of the output that reads nothing.
 	patience = 3 * time.Second
-	// lastWord is how much of it is left for the word that the output is not read, which comes after the wait for that.
+	// lastWord is the part of patience that is kept for the message that nobody reads the output. The message comes
+	// after the wait for the reader.
 	lastWord = time.Second
 )

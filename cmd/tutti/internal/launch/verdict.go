@@ -16,35 +16,36 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// evidence is what a launcher knows of its ranks when one of the job has failed, before it ends the others.
+// evidence is a launcher's knowledge of its ranks after a rank of the job has failed and before it ends the others.
 type evidence struct {
 	Failed    []failure     `json:"failed,omitempty"`    // in the order of their ends
-	Succeeded []int         `json:"succeeded,omitempty"` // ranks that have ended with success, in the order of their ends
+	Succeeded []int         `json:"succeeded,omitempty"` // ranks that have succeeded, in the order of their ends
 	Stopped   []stoppedRank `json:"stopped,omitempty"`   // ranks that a signal has stopped
 }
 
-// failure is a rank that has failed, and was not told to end.
+// failure is a rank that has failed without being told to end.
 type failure struct {
 	Rank int    `json:"rank"` // its number in the job
 	Text string `json:"text"` // how it ended
-	Code int    `json:"code"` // of its exit; 128 and the signal if that killed it
+	Code int    `json:"code"` // exit code; 128 plus the signal if one killed the rank
 }
 
-// stoppedRank is one of which a process is stopped, as by SIGSTOP.
+// stoppedRank is a rank with a process that is stopped, for example by SIGSTOP.
 type stoppedRank struct {
 	Rank int `json:"rank"` // its number in the job
-	PID  int `json:"pid"`  // of the process that is stopped
+	PID  int `json:"pid"`  // the stopped process
 }
 
-// fatal are signals that come from outside a program, or from its processor. A victim ends by others: SIGABRT, SIGPIPE.
+// fatal lists signals that come from outside a program or from its processor. A victim ends by other signals, such as
+// SIGABRT or SIGPIPE.
 var fatal = []syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE}
 
-// killed reports whether one of those signals has ended a rank, or what its shell has run.
+// killed reports whether a fatal signal has ended a rank, or its shell's command.
 func (f failure) killed() bool {
 	return slices.Contains(fatal, syscall.Signal(f.Code-128))
 }
 
-// gather reads the evidence of this machine.
+// gather collects the evidence of this machine.
 func (g *group) gather() evidence {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -53,7 +54,7 @@ func (g *group) gather() evidence {
 	return e
 }
 
-// stoppedRanks are those of which a process is stopped. The caller holds mu.
+// stoppedRanks returns the ranks with a stopped process. The caller holds mu.
 func (g *group) stoppedRanks() (all []stoppedRank) {
 	processes := listProcesses()
 	for _, r := range g.running {
@@ -65,22 +66,22 @@ func (g *group) stoppedRanks() (all []stoppedRank) {
 	return all
 }
 
-// evidenceKey is where the evidence of a machine stands.
+// evidenceKey returns the key of a machine's evidence.
 func (a *agent) evidenceKey(machine string, round int) string {
 	return a.doneKey("evidence", machine, round)
 }
 
-// testify gives the others the evidence of this machine.
+// testify sends the evidence of this machine to the other launchers.
 func (a *agent) testify(ctx context.Context, g *group, round int) {
 	text, _ := json.Marshal(g.gather())
-	_ = a.kv.Set(ctx, a.evidenceKey(a.key, round), text) // or the others say that this machine does not answer
+	_ = a.kv.Set(ctx, a.evidenceKey(a.key, round), text) // without it, the others report that this machine does not answer
 }
 
-// judge names the culprit, when it is known that a rank has failed.
+// judge names the culprit after a rank has failed.
 func (a *agent) judge(ctx context.Context, round int, end End) End {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	_ = a.all(ctx, "evidence", round) // of those that answer in time
+	_ = a.all(ctx, "evidence", round) // machines that do not answer in time are left out
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 	defer cancel()
 	c := court{plan: a.plan, all: map[string]evidence{}, present: map[string]bool{}}
@@ -121,7 +122,7 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	return agreed
 }
 
-// noteSilent notes the machines whose evidence of a round is not listed.
+// noteSilent records the machines whose evidence of a round is not listed.
 func (a *agent) noteSilent(listed []store.Entry, round int) {
 	a.silent = nil
 	for machine := range a.plan.First {
@@ -132,15 +133,15 @@ func (a *agent) noteSilent(listed []store.Entry, round int) {
 	}
 }
 
-// court has all that is known of a round that has failed.
+// court holds all that is known about a failed round.
 type court struct {
-	plan    plan                // of the round that failed
-	all     map[string]evidence // by machine; those that do not answer are missing
+	plan    plan                // plan of the failed round
+	all     map[string]evidence // by machine; machines that do not answer are missing
 	present map[string]bool     // machines whose launchers have a session of the store
-	reports []fault.Report      // what ranks have said of each other, in the order in which they have
+	reports []fault.Report      // the ranks' reports about each other, in the order of their posts
 }
 
-// add reads the evidence of a machine, which says nothing of other machines' ranks.
+// add reads a machine's evidence, and drops its claims about other machines' ranks.
 func (c *court) add(key string, text []byte) {
 	var e evidence
 	m, ok := c.plan.Machines[key]
@@ -160,9 +161,10 @@ func (c *court) add(key string, text []byte) {
 	c.all[key] = e
 }
 
-// verdict is the end with the rank that is to blame: one that was killed or is stopped, two that have lost each other,
-// one that others have lost and that has not failed, one for which others have waited in vain, one that has failed and
-// that others have lost, but that has lost none of the failed ones; otherwise the one that has failed first.
+// verdict returns the end with the rank to blame. The candidates come in this order: a rank that was killed or is
+// stopped; two ranks that have lost each other; a rank that others have lost and that has not ended; a rank that others
+// have waited for in vain; a failed rank that others have lost and that has lost no failed rank. Without a candidate,
+// the first failure stays to blame.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	if i := slices.IndexFunc(failed, func(f failure) bool { return c.began(f, end) }); i > 0 {
@@ -185,7 +187,7 @@ func (c *court) verdict(end End) End {
 	if suspect, text := c.silent(); suspect >= 0 {
 		end.Text = text
 		_, answers := c.all[c.plan.machine(suspect)]
-		end.Rank = answers // no restart helps against a machine that is lost
+		end.Rank = answers // no restart helps if a machine is lost
 		return end
 	}
 	if text := c.straggler(); text != "" {
@@ -203,22 +205,22 @@ func (c *court) verdict(end End) End {
 	return end
 }
 
-// blame is the end of a job because of a rank that has failed.
+// blame returns the end of a job because of a failed rank.
 func (c *court) blame(f failure) End {
 	return End{Text: fmt.Sprintf("%s: %s", c.plan.place(f.Rank), f.Text), Code: f.Code, Rank: true}
 }
 
-// began reports whether a round has ended because of a rank: it was the first whose failure the launchers heard of.
+// began reports whether a rank has ended the round: its failure was the first that the launchers heard of.
 func (c *court) began(f failure, end End) bool { return c.blame(f).Text == end.Text }
 
-// victim reports whether a rank has lost one that has failed.
+// victim reports whether a rank has lost a failed rank.
 func (c *court) victim(rank int) bool {
 	return slices.ContainsFunc(c.failed(), func(f failure) bool {
 		return slices.Contains(c.accusers(f.Rank), rank)
 	})
 }
 
-// failed are the ranks that have failed, of each machine in the order of their ends.
+// failed returns the failed ranks, of each machine in the order of their ends.
 func (c *court) failed() (all []failure) {
 	for _, key := range c.plan.keys() {
 		all = append(all, c.all[key].Failed...)
@@ -226,7 +228,7 @@ func (c *court) failed() (all []failure) {
 	return all
 }
 
-// succeeded are the ranks that have ended with success.
+// succeeded returns the ranks that have succeeded.
 func (c *court) succeeded() (all []int) {
 	for _, key := range c.plan.keys() {
 		all = append(all, c.all[key].Succeeded...)
@@ -235,7 +237,7 @@ func (c *court) succeeded() (all []int) {
 	return all
 }
 
-// stopped names a rank that is stopped.
+// stopped names a stopped rank.
 func (c *court) stopped() string {
 	for _, key := range c.plan.keys() {
 		for _, s := range c.all[key].Stopped {
@@ -250,7 +252,7 @@ func (c *court) stopped() string {
 func (c *court) near(a, b int) bool { return c.plan.machine(a) == c.plan.machine(b) }
 
 // severed names two ranks on different machines that have lost each other, or of which one has never reached the other,
-// although launchers of both answer.
+// although both launchers answer.
 func (c *court) severed() string {
 	const remedy = "does a firewall let the machines reach each other?"
 	if caller, callee, reason := c.blocked(); reason != "" {
@@ -273,8 +275,8 @@ func (c *court) severed() string {
 	return ""
 }
 
-// blocked is a rank that has tried in vain to connect to one of another machine, with its reason, "" if none has. The
-// launchers of both answer, and the rank that was called has waited as well, or has not ended.
+// blocked returns a rank that has tried in vain to connect to a rank of another machine, and the reason, "" if there is
+// none. The launchers of both answer. The called rank has waited as well, or has not ended.
 func (c *court) blocked() (caller, callee int, reason string) {
 	ended := c.ended()
 	for _, r := range c.reports {
@@ -290,14 +292,14 @@ func (c *court) blocked() (caller, callee int, reason string) {
 	return -1, -1, ""
 }
 
-// waits reports whether a rank has waited for another one until a deadline.
+// waits reports whether a rank has waited for another rank until a deadline.
 func (c *court) waits(rank int) bool {
 	return slices.ContainsFunc(c.reports, func(r fault.Report) bool {
 		return r.Kind != fault.Lost && (r.By == rank || r.Kind == fault.Heard && r.About == rank)
 	})
 }
 
-// ended are the ranks that have failed or succeeded.
+// ended returns the ranks that have failed or succeeded.
 func (c *court) ended() map[int]bool {
 	ended := map[int]bool{}
 	for _, f := range c.failed() {
@@ -309,9 +311,9 @@ func (c *court) ended() map[int]bool {
 	return ended
 }
 
-// accused is the rank that most reports are about, of those that count, -1 if none counts.
+// accused returns the rank that most of the counted reports are about, -1 if no report counts.
 func (c *court) accused(counts func(fault.Report) bool) int {
-	reports := map[int]int{} // by whom they are about
+	reports := map[int]int{} // by the rank that they are about
 	for _, r := range c.reports {
 		if counts(r) {
 			reports[r.About]++
@@ -326,7 +328,7 @@ func (c *court) accused(counts func(fault.Report) bool) int {
 	return suspect
 }
 
-// straggler names a rank that failed ranks timed out waiting for, that has not ended, and that waits for nobody.
+// straggler names a rank that ended ranks timed out waiting for. It has not ended, and it waits for nobody.
 func (c *court) straggler() string {
 	ended := c.ended()
 	suspect := c.accused(func(r fault.Report) bool {
@@ -348,7 +350,7 @@ func (c *court) straggler() string {
 	return fmt.Sprintf("%s%s; its process is there: %s", c.plan.place(suspect), c.said(suspect), remedy)
 }
 
-// absence says why a rank's launcher says nothing, "" if it does.
+// absence tells why a rank's launcher does not answer, "" if it does.
 func (c *court) absence(rank int) string {
 	key := c.plan.machine(rank)
 	if !c.present[key] {
@@ -360,7 +362,7 @@ func (c *court) absence(rank int) string {
 	return ""
 }
 
-// silent names a rank that others have lost, and that has not failed itself.
+// silent names a rank that others have lost and that has not ended.
 func (c *court) silent() (suspect int, text string) {
 	ended := c.ended()
 	suspect = c.accused(func(r fault.Report) bool { return r.Kind == fault.Lost && !ended[r.About] && c.credible(r) })
@@ -379,7 +381,7 @@ func (c *court) silent() (suspect int, text string) {
 	return suspect, text + "; its process is there, but does not run"
 }
 
-// said is what another rank has reported of one, "" if none has.
+// said returns another rank's report about a rank, "" if there is none.
 func (c *court) said(rank int) string {
 	for _, r := range c.reports {
 		if r.About == rank && r.Kind != fault.Heard {
@@ -389,7 +391,7 @@ func (c *court) said(rank int) string {
 	return ""
 }
 
-// patience is the setting that bounds how long others wait for a rank that does nothing.
+// patience returns the setting that bounds how long others wait for a rank that does nothing.
 func (c *court) patience(rank int) string {
 	for _, r := range c.reports {
 		if r.About == rank && (r.Kind == fault.Unreached || r.Kind == fault.Tried) {
@@ -399,8 +401,8 @@ func (c *court) patience(rank int) string {
 	return "--tcp-silence"
 }
 
-// credible reports whether nobody had lost a rank before it reported another one: one that was frozen takes others for
-// lost when it goes on, and the connections of one that was lost end.
+// credible reports whether a report came before others had lost the rank that made it. A frozen rank takes others for
+// lost when it resumes, and a lost rank loses its own connections.
 func (c *court) credible(r fault.Report) bool {
 	for _, before := range c.reports {
 		if before == r {
@@ -413,7 +415,7 @@ func (c *court) credible(r fault.Report) bool {
 	return true
 }
 
-// accusers are the ranks that have lost one, before others had lost them.
+// accusers returns the ranks that reported a rank as lost before others had lost them.
 func (c *court) accusers(rank int) (all []int) {
 	for _, r := range c.reports {
 		if r.About == rank && r.Kind == fault.Lost && c.credible(r) {
@@ -423,7 +425,7 @@ func (c *court) accusers(rank int) (all []int) {
 	return all
 }
 
-// keys are the keys of the machines, by their ranks.
+// keys returns the keys of the machines, in the order of their ranks.
 func (p *plan) keys() []string {
 	var all []string
 	for key := range p.First {
@@ -435,7 +437,7 @@ func (p *plan) keys() []string {
 	return all
 }
 
-// machine is the key of the one that a rank is on.
+// machine returns the key of a rank's machine.
 func (p *plan) machine(rank int) string {
 	found := ""
 	for _, key := range p.keys() {
@@ -446,7 +448,7 @@ func (p *plan) machine(rank int) string {
 	return found
 }
 
-// place names a rank, its host, and the host's address where there are several.
+// place names a rank and its host, and the host's address if there are several machines.
 func (p *plan) place(rank int) string {
 	m := p.Machines[p.machine(rank)]
 	host := m.host(rank - p.First[p.machine(rank)])

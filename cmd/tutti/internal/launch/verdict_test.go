@@ -17,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/internal/fault"
 )
 
-// The rank that is to blame is named, whoever ends first.
+// The culprit is named, whichever rank ends first.
 func TestVerdicts(t *testing.T) {
 	a, b := machines+"1", machines+"2"
 	job := plan{
@@ -53,10 +53,10 @@ func TestVerdicts(t *testing.T) {
 	first := End{Text: "rank 0 on one (10.0.0.1): exit status 1", Code: 1, Rank: true}
 	for name, c := range map[string]struct {
 		one, two evidence
-		silent   bool // machine two
-		gone     bool // and its session
+		silent   bool // the second machine is silent
+		gone     bool // and its session has ended
 		reports  []fault.Report
-		began    int // the rank of whose failure the launchers heard first
+		began    int // the rank whose failure the launchers heard of first
 		text     string
 		code     int
 		restarts bool
@@ -216,7 +216,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// processOf is the number of the process that the last rank says it is.
+// processOf returns the process that the last rank prints as its own.
 func processOf(t *testing.T, s *started) int {
 	t.Helper()
 	s.says(t, "process ")
@@ -226,7 +226,7 @@ func processOf(t *testing.T, s *started) int {
 	return pid
 }
 
-// Every launcher names a rank that is stopped, or killed, on any machine, although its victims end first.
+// Every launcher names a stopped or killed rank, on any machine, although its victims end first.
 func TestCulprits(t *testing.T) {
 	for signal, want := range map[syscall.Signal]string{
 		syscall.SIGSTOP: `rank 4 on .* \(127\..*\): process %d is stopped: nothing has come from it for .*, says rank . on `,
@@ -234,7 +234,7 @@ func TestCulprits(t *testing.T) {
 		syscall.SIGSEGV: `^rank 4 on .* \(127\..*\): (signal: segmentation fault|exit status 2)`,
 	} {
 		t.Run(signal.String(), func(t *testing.T) {
-			if signal == syscall.SIGSTOP { // the others are ended by nothing else
+			if signal == syscall.SIGSTOP { // nothing else ends the others
 				t.Setenv("TUTTI_TCP_SILENCE", "2s")
 			}
 			first, second := pair(t)
@@ -252,7 +252,7 @@ func TestCulprits(t *testing.T) {
 	}
 }
 
-// The launcher names a rank that sleeps in its code, or never comes, and not the one whose patience ends first.
+// The launcher names a rank that sleeps in its code or never joins, not the rank whose patience ends first.
 func TestStragglers(t *testing.T) {
 	for way, want := range map[string]string{
 		"absent, first": `^rank 0 on \S+: it has not come to connect, says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
@@ -266,7 +266,7 @@ func TestStragglers(t *testing.T) {
 	}
 }
 
-// A rank that ends with success while others still need it is named.
+// A rank that succeeds while others still need it is named.
 func TestARankThatLeavesEarly(t *testing.T) {
 	s := begin(t, t.Context(), "works, leaves", one)
 	host, err := os.Hostname()
@@ -274,7 +274,7 @@ func TestARankThatLeavesEarly(t *testing.T) {
 	assert.Equal(t, "rank 0 on "+host+": exit status 1; rank 1 had ended with success before", ended(t, s.wait(t)).Text)
 }
 
-// mustJSON is the form in which launchers tell each other something.
+// mustJSON encodes a value in the form that launchers exchange.
 func mustJSON(t *testing.T, v any) []byte {
 	t.Helper()
 	text, err := json.Marshal(v)

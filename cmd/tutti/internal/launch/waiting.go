@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// speak says something, ever less often, until ctx ends or there is nothing to say.
+// speak prints a message ever less often until ctx ends or text returns "".
 func (a *agent) speak(ctx context.Context, first time.Duration, text func() string) {
 	for wait := first; ; wait *= 2 {
 		select {
@@ -29,9 +29,9 @@ func (a *agent) speak(ctx context.Context, first time.Duration, text func() stri
 	}
 }
 
-// sayWhoIsHere says which machines have come while the plan is missing.
+// sayWhoIsHere prints which machines have joined while there is no plan.
 func (a *agent) sayWhoIsHere(ctx context.Context) {
-	if a.starter != nil { // which says it
+	if a.starter != nil { // the starter prints it
 		return
 	}
 	began := time.Now()
@@ -57,7 +57,8 @@ func (a *agent) sayWhoIsHere(ctx context.Context) {
 	})
 }
 
-// sayWhoStays says for which other machines of an elastic job the first one keeps the store, when its ranks have ended.
+// sayWhoStays prints which other machines of an elastic job the first one keeps the store for after its ranks have
+// ended.
 func (a *agent) sayWhoStays(ctx context.Context) {
 	a.speak(ctx, firstWord, func() string {
 		listed, _ := a.kv.List(ctx, machines)
@@ -76,7 +77,7 @@ func (a *agent) sayWhoStays(ctx context.Context) {
 	})
 }
 
-// hearForeign has the first launcher note which ranks of other machines end with success, until stop is called.
+// hearForeign has the first launcher record which ranks of other machines succeed, until stop is called.
 func (a *agent) hearForeign(ctx context.Context, g *group) (stop func()) {
 	if !a.first {
 		return func() {}
@@ -88,12 +89,12 @@ func (a *agent) hearForeign(ctx context.Context, g *group) (stop func()) {
 		}
 	})
 	if err != nil {
-		return func() {} // without the store, the round ends
+		return func() {} // if the store is lost, the round ends
 	}
 	return stop
 }
 
-// sayWhoIsLeft says which ranks of this machine go on though others have ended with success: they may wait for these.
+// sayWhoIsLeft prints which ranks of this machine go on after others have succeeded: they may wait for the others.
 func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 	select {
 	case <-g.first:
@@ -122,12 +123,12 @@ func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 	})
 }
 
-// sayWhoIsStopped says of which ranks of this machine a process is stopped, as by a debugger or a user: others wait for
-// them, before they are connected without a limit of silence.
+// sayWhoIsStopped prints which ranks of this machine have a stopped process, such as one stopped by a debugger or a
+// user. Other ranks wait for them. Before ranks are connected, no --tcp-silence bounds that wait.
 func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
 	tick := time.NewTicker(firstWord)
 	defer tick.Stop()
-	var before []stoppedRank // at the last look: shells stop what they run for a moment
+	var before []stoppedRank // found at the last look: shells stop their commands for a moment
 	said := map[stoppedRank]bool{}
 	for {
 		select {
@@ -151,7 +152,7 @@ func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
 	}
 }
 
-// split returns the ranks that have ended with success, as far as they are known, and those of this machine that run.
+// split returns the ranks that are known to have succeeded and the running ranks of this machine.
 func (g *group) split() (done, left []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
