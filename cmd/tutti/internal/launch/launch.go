@@ -3,16 +3,16 @@
 // unless other processes serve it. With a served store no machine is special, except that one launcher plans a job that
 // is not elastic.
 //
-//	launch.go   what a launcher does from its beginning to its end
+//	launch.go   a launcher from its beginning to its end
 //	hosts.go    launchers on other hosts, by ssh
-//	attend.go   the launcher of such a host
-//	store.go    which store, and what launchers have alike there
+//	attend.go   the launcher on such a host
+//	store.go    the choice of the store, and the terms that launchers share in it
 //	bind*.go    the processors of ranks
 //	ranks.go    the processes of ranks
-//	keeper*.go  the parent of a rank's processes, which knows them all
-//	guard*.go   the parent of all keepers, which ends what a killed keeper or launcher leaves
-//	relay*.go   signals that mean what the ranks' program says
-//	outlet.go   output, whose reader may have stopped to read
+//	keeper*.go  the parent of a rank's processes, which tracks them all
+//	guard*.go   the parent of all keepers, which ends the processes that a killed keeper or launcher leaves
+//	relay*.go   user signals, to which the ranks' program gives the meaning
+//	outlet.go   output whose reader may have stopped
 //	dumps.go    flight records, which the first machine collects
 package launch
 

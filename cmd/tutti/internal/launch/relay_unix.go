@@ -90,7 +90,7 @@ func (a *agent) pass(s syscall.Signal) {
 }
 
 // exchangeSignals passes other launchers' user signals to the running ranks, and posts this launcher's for the others,
-// until a session of the store ends. Signals stay in the store. Those of earlier sessions are known, and those from
+// until a session of the store ends. Signals stay in the store. Earlier sessions have relayed theirs, and signals from
 // before the first ranks reach no rank.
 func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	before := a.heard.Load()
