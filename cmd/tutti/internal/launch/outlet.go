@@ -24,7 +24,7 @@ type outlet struct {
 	waiting int        // bytes in queue and in the current write
 	ending  bool       // ranks are told to end, so Write does not wait
 	closed  bool       // nothing is written any more
-	lost    int        // bytes of ranks that were dropped
+	lost    int        // dropped bytes of the ranks' output
 	read    time.Time  // time of the reader's last read
 }
 

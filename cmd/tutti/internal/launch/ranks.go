@@ -132,7 +132,7 @@ type order struct {
 	Processors []int         // processors to run on; nil for all
 }
 
-// process starts a rank, before counts its earlier starts.
+// process starts a rank. before is the number of its earlier starts.
 func (a *agent) process(g *guard, rank, local, before int) (*running, error) {
 	first := 0
 	if a.starter != nil {
