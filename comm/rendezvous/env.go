@@ -278,7 +278,8 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 // secret is what only the processes of the job know, "" if there is nothing. One that a person may have thought of is
 // stretched.
 func (l launcher) secret(getenv func(string) string) (string, error) {
-	if secret := getenv(env.Secret); secret != "" {
+	if text := getenv(env.Secret); text != "" {
+		secret := strings.TrimSpace(text) // as that of a file
 		if len(secret) < shortestSecret {
 			return "", l.errorf("%s has %d bytes, and a secret at least %d: export %s=$(%s)",
 				env.Secret, len(secret), shortestSecret, env.Secret, secretCommand)

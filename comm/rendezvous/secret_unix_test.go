@@ -35,7 +35,7 @@ func TestShortSecrets(t *testing.T) {
 		secret := strings.Repeat("x", length)
 		require.NoError(t, os.WriteFile(path, []byte(secret+"\n"), 0o600))
 		byFile, errFile := fromSecret("TUTTI_SECRET_FILE", path)
-		byText, errText := fromSecret("TUTTI_SECRET", secret)
+		byText, errText := fromSecret("TUTTI_SECRET", secret+" \n")
 		if refused {
 			assert.ErrorIs(t, errFile, ErrEnvironment)
 			assert.ErrorContains(t, errFile, fmt.Sprintf("(umask 077; head -c 24 /dev/urandom | base64 > %s) makes one", path))
