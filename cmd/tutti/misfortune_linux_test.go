@@ -202,7 +202,8 @@ var happenings = map[string]misfortune{
 		action: `work; kill -9 $(pgrep -f 'tutti launch --')`, one: `.*`, code: 137, two: `.*`,
 	},
 	"a keeper is killed": {
-		action: `work; strike; kill -9 $(ps -o ppid= -p $(cat rank2))`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+		action: `work; strike; kill -9 $(ps -o ppid= -p $(cat rank2))`, code: 137,
+		one: remote + `its keeper \(rank-keeper, process \d+\) has ended: signal: killed \(out of memory\? .*dmesg\)`,
 	},
 	"a rank is killed once": {
 		first: "--restarts 1", action: `work; p=$(cat rank2); rm rank?; strike; kill -9 $p; work; touch end`,

@@ -50,7 +50,7 @@ func newGuard() (*guard, error) {
 		answers: gob.NewDecoder(conn),
 		gone:    make(chan struct{}),
 	}
-	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals to the launcher's terminal or session do not reach it
+	g.cmd.SysProcAttr = guardAttributes()
 	if err := g.cmd.Start(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -114,12 +114,14 @@ func (g *guard) start(files ...*os.File) (pid int, err error) {
 		numbers = append(numbers, int(f.Fd()))
 	}
 	g.resume()
-	if _, _, err := g.conn.WriteMsgUnix([]byte{0}, syscall.UnixRights(numbers...), nil); err != nil {
-		return 0, fmt.Errorf("%s has ended: %w", guardName, err)
+	_, _, err = g.conn.WriteMsgUnix([]byte{0}, syscall.UnixRights(numbers...), nil)
+	if err != nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, net.ErrClosed) {
+		return 0, err
 	}
 	var a answer
-	if err := g.answers.Decode(&a); err != nil {
-		return 0, fmt.Errorf("%s has ended: %w", guardName, err)
+	if err != nil || g.answers.Decode(&a) != nil {
+		<-g.gone // its end alone closes the connection
+		return 0, g.outcome().err()
 	}
 	if a.Text != "" {
 		return 0, errors.New(a.Text)
@@ -127,7 +129,15 @@ func (g *guard) start(files ...*os.File) (pid int, err error) {
 	return a.PID, nil
 }
 
-// resume continues a guard that a user may have stopped.
+// outcome is how the guard has ended.
+func (g *guard) outcome() outcome {
+	status, _ := g.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	o := newOutcome(status, 0)
+	o.Parent = fmt.Sprintf("the guard of all ranks (%s, process %d)", guardName, g.cmd.Process.Pid)
+	return o
+}
+
+// resume has a guard go on that a user may have stopped.
 func (g *guard) resume() { _ = g.cmd.Process.Signal(syscall.SIGCONT) }
 
 // kill makes the guard kill all ranks and their keepers, and then end.
@@ -212,7 +222,8 @@ func receiveRequests(launcher *net.UnixConn, requests chan<- []*os.File) {
 func (w *watch) start(files []*os.File) answer {
 	if len(files) != keeperFiles { // for example, this process has too many open files
 		closeAll(files)
-		return answer{Text: fmt.Sprintf("%s has received %d of %d files for a keeper", guardName, len(files), keeperFiles)}
+		const format = "%s has received %d of %d files for a keeper (see ulimit -n)"
+		return answer{Text: fmt.Sprintf(format, guardName, len(files), keeperFiles)}
 	}
 	report := files[keeperFiles-1]
 	defer closeAll(files[:keeperFiles-1])
@@ -230,7 +241,7 @@ func (w *watch) start(files []*os.File) answer {
 		Sys:   &syscall.SysProcAttr{Setsid: true}, // a rank's signal to its session does not reach other ranks
 	})
 	if err != nil {
-		return answer{Text: fmt.Sprintf("a keeper cannot be started: %v", errors.Join(err, report.Close()))}
+		return answer{Text: fmt.Sprintf("a keeper cannot be started: %v", withRemedy(errors.Join(err, report.Close())))}
 	}
 	w.keepers[pid] = report
 	return answer{PID: pid}
@@ -258,7 +269,8 @@ func (w *watch) reap() {
 	}
 }
 
-// note records the end of a child. A keeper that exits with code 0 has left no process.
+// note takes note of the end of a child, and reports that of a keeper for which it has come too early. Another one has
+// left nothing.
 func (w *watch) note(child int, status syscall.WaitStatus) {
 	report, isKeeper := w.keepers[child]
 	if !isKeeper {
@@ -269,6 +281,9 @@ func (w *watch) note(child int, status syscall.WaitStatus) {
 		_ = report.Close()
 		return
 	}
+	o := newOutcome(status, 0)
+	o.Parent = fmt.Sprintf("its keeper (%s, process %d)", keeperName, child)
+	_ = gob.NewEncoder(report).Encode(o) // of two reports, the launcher reads the first
 	w.killed = append(w.killed, report)
 	w.deadline = time.Now().Add(orphanTime)
 }

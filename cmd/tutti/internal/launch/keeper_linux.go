@@ -18,7 +18,13 @@ func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// self returns the path of this program, which also holds after its file was replaced.
+// guardAttributes give a guard its own session: what a terminal sends, or a user to the launcher's, is not its. One that
+// is stopped goes on when its launcher ends, or the launcher's thread that has started it.
+func guardAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}
+}
+
+// self is this program, also when its file was replaced.
 func self() (string, error) { return "/proc/self/exe", nil }
 
 // hideName replaces the process's name in lists, which is otherwise the name of the program's file.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -307,7 +308,8 @@ func TestOneGuard(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	require.NoError(t, s.wait(t))
-	assert.Equal(t, 3, strings.Count(s.err.String(), "signal: killed"), s.err.String())
+	const said = `(?m)^tutti: rank \d on \S+: the guard of all ranks \(orphan-guard, process \d+\) has ended: signal: killed \(out of memory\?`
+	assert.Len(t, regexp.MustCompile(said).FindAllString(s.err.String(), -1), 3, s.err.String())
 	assert.Empty(t, left())
 }
 
@@ -331,14 +333,67 @@ func TestAKilledKeeper(t *testing.T) {
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			require.NoError(t, err)
 			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-			assert.Equal(t, 137, ended(t, s.wait(t)).Code)
+			end := ended(t, s.wait(t))
+			assert.Equal(t, 137, end.Code)
+			assert.Contains(t, end.Text, fmt.Sprintf(": its keeper (rank-keeper, process %d) has ended: signal: killed (out of memory?", pid))
 			assert.Empty(t, left())
 			assert.Empty(t, withWord(t, file), "also without its environment")
 		})
 	}
 }
 
-// A launcher ends after a keeper was killed, even if it may not kill one of the rank's processes.
+// A keeper that the runtime of its program has ended, as when it may start no more threads, was not killed for want of memory.
+func TestACrashedKeeper(t *testing.T) {
+	left := mark(t)
+	s := shell(t, t.Context(), `kill -ABRT $PPID; while :; do sleep 0.05; done`, one)
+	end := ended(t, s.wait(t))
+	assert.Equal(t, 2, end.Code)
+	assert.Regexp(t, `: its keeper \(rank-keeper, process \d+\) has ended: exit status 2 \(too many processes\? see ulimit -u\)$`, end.Text)
+	assert.Empty(t, left())
+}
+
+// A guard that is stopped ends with its launcher nevertheless.
+func TestAStoppedGuardOfAKilledLauncher(t *testing.T) {
+	left := mark(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), launcherVariable+`=echo $PPID; exec sh -c "$0"`, env.Secret+"=")
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var pid int
+	_, err = fmt.Fscanf(bufio.NewReader(stdout), "[0] %d\n[0] ready\n", &pid)
+	require.NoError(t, err)
+	keeper, ok := newPlace(t, pid)
+	require.True(t, ok)
+	require.NoError(t, syscall.Kill(keeper.parent, syscall.SIGSTOP))
+	require.Eventually(t, func() bool { return listProcesses().stopped(keeper.parent) }, time.Minute, time.Millisecond)
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	require.Eventually(t, func() bool { return len(left()) == 0 }, time.Minute, time.Millisecond)
+}
+
+// A rank that cannot be started for a bound of the system's is said with where the bound is.
+func TestBounds(t *testing.T) {
+	for err, want := range map[error]string{
+		os.NewSyscallError("pipe2", syscall.EMFILE):                      "pipe2: too many open files (see ulimit -n)",
+		&os.PathError{Op: "fork/exec", Path: "/sh", Err: syscall.EAGAIN}: "fork/exec /sh: resource temporarily unavailable (too many processes? see ulimit -u)",
+		syscall.ENOENT: "no such file or directory",
+	} {
+		assert.EqualError(t, withRemedy(err), want)
+	}
+	for _, limit := range []string{"11", "12", "13", "14", "15", "16"} { // of which one at least lets a launcher come so far
+		cmd := exec.Command("sh", "-c", `ulimit -n `+limit+`; exec "$0"`, os.Args[0])
+		cmd.Env = append(os.Environ(), launcherVariable+"=exit 0 #", env.Secret+"=")
+		text, _ := cmd.CombinedOutput()
+		if strings.HasPrefix(string(text), "rank 0 on ") && strings.Contains(string(text), "(see ulimit -n)\n") {
+			return
+		}
+		t.Logf("limit %s: %s", limit, text)
+	}
+	t.Error("no limit was said")
+}
+
+// A launcher ends after the keeper was killed, even if it may not kill one of the rank's processes.
 func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs to become another user")

@@ -11,7 +11,10 @@ import (
 // attributes gives a rank its own process group.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// self returns the path of this program.
+// guardAttributes give a guard its own session: what a terminal sends, or a user to the launcher's, is not its.
+func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// self is this program.
 func self() (string, error) { return os.Executable() }
 
 // hideName does nothing here.

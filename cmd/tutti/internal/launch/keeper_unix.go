@@ -92,7 +92,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 	before := memoryKills()
 	reports := gob.NewEncoder(report)
 	if err := k.start(o); err != nil {
-		return reports.Encode(outcome{Text: err.Error(), Code: 1})
+		return reports.Encode(outcome{Text: withRemedy(err).Error(), Code: 1})
 	}
 	signals := make(chan syscall.Signal)
 	go listen(control, signals)
@@ -339,14 +339,17 @@ func (p *process) signal(s syscall.Signal) {
 	_, _ = p.control.Write([]byte{byte(s)})
 }
 
-// ended waits for the end of the rank's first process.
+// ended waits for the end of the rank's first process, or of its keeper, of which the guard tells.
 func (p *process) ended() error {
 	var o outcome
 	if err := gob.NewDecoder(p.report).Decode(&o); err != nil {
 		if !errors.Is(err, io.EOF) {
 			return err
 		}
-		o = outcome{Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL} // the rank has died with its keeper
+		o = outcome{Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL} // with the guard
+	}
+	if o.Signal == syscall.SIGKILL && p.guard.ended() { // keepers kill their ranks then
+		o = p.guard.outcome()
 	}
 	return o.err()
 }

@@ -226,12 +226,12 @@ func (g *group) run(start func(*guard) (*running, error)) (*running, error) {
 	if g.guard == nil || g.guard.ended() {
 		var err error
 		if g.guard, err = newGuard(); err != nil {
-			return nil, err
+			return nil, withRemedy(err)
 		}
 	}
 	r, err := start(g.guard)
 	if err != nil {
-		return nil, err
+		return nil, withRemedy(err)
 	}
 	g.running = append(g.running, r)
 	return r, nil
@@ -323,10 +323,11 @@ func (g *group) signal(s syscall.Signal) {
 
 // outcome describes how a rank's first process ended.
 type outcome struct {
-	Text   string         // why the process could not be started, "" if it was
-	Code   int            // exit code
-	Signal syscall.Signal // signal that ended it, 0 for none
-	Kills  int            // processes that the kernel has killed for lack of memory since it began
+	Text   string         // why it could not be started, "" if it was
+	Code   int            // of its exit
+	Signal syscall.Signal // that ended it, 0 if none did
+	Kills  int            // of processes by the kernel, for want of memory, since it began
+	Parent string         // the keeper or the guard that has ended so, and the rank with it; "" if the rank has
 }
 
 // entry is a line of the system's list of processes.
@@ -350,6 +351,33 @@ func (f family) descend(root int) []entry {
 	return all
 }
 
+// crashed is the exit code of a program of Go that its runtime ends, as when it may start no more threads.
+const crashed = 2
+
+// processBound is what may keep processes and threads from being started.
+const processBound = " (too many processes? see ulimit -u)"
+
+// withRemedy adds where the bound is that an error tells of.
+func withRemedy(err error) error {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		return fmt.Errorf("%w (see ulimit -n)", err)
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Errorf("%w%s", err, processBound)
+	}
+	return err
+}
+
+// stopped reports whether a process is stopped.
+func (f family) stopped(pid int) bool {
+	for _, children := range f {
+		if slices.ContainsFunc(children, func(e entry) bool { return e.pid == pid && e.stopped }) {
+			return true
+		}
+	}
+	return false
+}
+
 // exitError is the error of a rank whose first process has failed.
 type exitError struct{ outcome }
 
@@ -362,7 +390,13 @@ func (e *exitError) Error() string {
 	case e.Signal != 0:
 		text = fmt.Sprintf("signal: %v", e.Signal)
 	}
-	// A shell reports the end of its command with this code.
+	if e.Parent != "" {
+		text = e.Parent + " has ended: " + text
+	}
+	if e.Parent != "" && e.Code == crashed {
+		return text + processBound
+	}
+	// A shell says it in this way of what it has run.
 	if e.Code != 128+int(syscall.SIGKILL) {
 		return text
 	}
