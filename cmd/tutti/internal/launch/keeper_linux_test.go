@@ -472,16 +472,25 @@ func TestAStoppedRank(t *testing.T) {
 	assert.Contains(t, s.out.String(), "saved", "it goes on, to end in order")
 }
 
-// A rank that is stopped before it has connected to others, or in an elastic job, is named once while the others wait.
+// A rank that is stopped before it is connected to others, one of an elastic job, and a keeper are named while the others wait,
+// and once.
 func TestAStoppedRankIsSaid(t *testing.T) {
-	for name, least := range map[string]int{"fixed": 0, "elastic": 1} {
+	for name, c := range map[string]struct {
+		least   int    // members
+		victim  string // of the signal
+		command string // the victim's
+	}{"fixed": {0, "$$", "sh"}, "elastic": {1, "$$", "sh"}, "keeper": {0, "$PPID", keeperName}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			s := shell(t, ctx, `test $TUTTI_RANK = 1 && kill -STOP $$; trap 'exit 0' TERM; while :; do sleep 0.05; done`, func(c *Config) {
-				c.Ranks, c.Min = 2, least
+			s := shell(t, ctx, `test $TUTTI_RANK = 1 && kill -STOP `+c.victim+`; trap 'exit 0' TERM; while :; do sleep 0.05; done`, func(cfg *Config) {
+				cfg.Ranks, cfg.Min = 2, c.least
 			})
-			s.reports(t, "rank 1 on ")
-			assert.Regexp(t, `^tutti: rank 1 on \S+: process (\d+) \(sh\) is stopped, and others may wait for it; kill -CONT \d+ resumes it\n$`, s.err.String())
+			s.reports(t, "resumes it")
+			said := regexp.MustCompile(`^tutti: rank 1 on \S+: process (\d+) \(` + c.command + `\) is stopped, and others may wait for it; kill -CONT \d+ resumes it\n$`)
+			require.Regexp(t, said, s.err.String())
+			pid, err := strconv.Atoi(said.FindStringSubmatch(s.err.String())[1])
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
 			cancel(Signaled(syscall.SIGTERM))
 			assert.Equal(t, 143, ended(t, s.wait(t)).Code)
 			assert.Equal(t, 1, strings.Count(s.err.String(), "is stopped"))

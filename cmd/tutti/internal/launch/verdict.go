@@ -50,13 +50,12 @@ func (g *group) gather() evidence {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	e := g.seen
-	e.Stopped = g.stoppedRanks()
+	e.Stopped = g.stoppedRanks(listProcesses())
 	return e
 }
 
-// stoppedRanks returns the ranks with a stopped process. The caller holds mu.
-func (g *group) stoppedRanks() (all []stoppedRank) {
-	processes := listProcesses()
+// stoppedRanks are those of which a process is stopped. The caller holds mu.
+func (g *group) stoppedRanks(processes family) (all []stoppedRank) {
 	for _, r := range g.running {
 		list := r.processes(processes)
 		if i := slices.IndexFunc(list, func(p entry) bool { return p.stopped }); i >= 0 {
@@ -66,7 +65,17 @@ func (g *group) stoppedRanks() (all []stoppedRank) {
 	return all
 }
 
-// evidenceKey returns the key of a machine's evidence.
+// stoppedKeepers are those that are stopped, whose ranks go on: how these end is not known. The caller holds mu.
+func (g *group) stoppedKeepers(processes family) (all []stoppedRank) {
+	for _, r := range g.running {
+		if processes.stopped(r.pid()) {
+			all = append(all, stoppedRank{Rank: r.rank, PID: r.pid()})
+		}
+	}
+	return all
+}
+
+// evidenceKey is where the evidence of a machine stands.
 func (a *agent) evidenceKey(machine string, round int) string {
 	return a.doneKey("evidence", machine, round)
 }

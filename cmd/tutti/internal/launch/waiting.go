@@ -123,8 +123,8 @@ func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 	})
 }
 
-// sayWhoIsStopped prints which ranks of this machine have a stopped process, such as one stopped by a debugger or a
-// user. Other ranks wait for them. Before ranks are connected, no --tcp-silence bounds that wait.
+// sayWhoIsStopped says of which ranks of this machine a process is stopped, or the keeper, as by a debugger or a user:
+// others wait for them, before they are connected without a limit of silence.
 func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
 	tick := time.NewTicker(firstWord)
 	defer tick.Stop()
@@ -137,7 +137,8 @@ func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
 			return
 		}
 		g.mu.Lock()
-		now := g.stoppedRanks()
+		processes := listProcesses()
+		now := append(g.stoppedRanks(processes), g.stoppedKeepers(processes)...)
 		g.mu.Unlock()
 		maps.DeleteFunc(said, func(s stoppedRank, _ bool) bool { return !slices.Contains(now, s) })
 		for _, s := range now {
