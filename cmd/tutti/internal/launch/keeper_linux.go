@@ -18,8 +18,8 @@ func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// guardAttributes give a guard its own session: what a terminal sends, or a user to the launcher's, is not its. One that
-// is stopped goes on when its launcher ends, or the launcher's thread that has started it.
+// guardAttributes give a guard its own session: what a terminal sends, or a user to the launcher's, is not its. A guard
+// that is stopped goes on when its launcher ends, or the launcher's thread that has started it.
 func guardAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}
 }
