@@ -130,7 +130,7 @@ func TestLostInWindow(t *testing.T) {
 	}
 }
 
-// TestRankOfLostInWindow is a process of it.
+// TestRankOfLostInWindow is a process of TestLostInWindow.
 func TestRankOfLostInWindow(t *testing.T) {
 	how := os.Getenv(windowVariable)
 	if how == "" {

@@ -176,7 +176,7 @@ func (p planner) add(o *Op) {
 }
 
 // SetUp makes a collective by the schedules of this package, for a backend that sets a communicator up, and waits for
-// it. It is part of a Split, or of no call of the user. All ranks must call it at the same place.
+// it. It belongs to a Split, or to the making of a world. All ranks must call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
 	if err := e.startSetUp(&c); err != nil {
 		return err
