@@ -35,6 +35,7 @@ func (k kernels) TopKChunks(src kernel.Source, n, chunk int, dst kernel.Entries)
 // candidates, so that one pass adds the gradient and finds them.
 func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
 	var f chunkFilter
+	src.access = f32.Ahead // the memory rests while a chunk is looked at
 	for from := 0; from < len(src.x); from += size {
 		part := src.part(from, min(from+size, len(src.x)))
 		count := s.topKChunk(&part, k, dst, &f)

@@ -40,6 +40,7 @@ type source struct {
 	factor float32     // of grad
 	scaled bool        // by factor; if not, factor is 1
 	take   bool        // what is selected becomes 0 in x
+	access f32.Access  // to x, from and grad, unless another one is faster
 }
 
 // part returns the source of some elements.

@@ -71,17 +71,20 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 	}
 	// In place, what is written was just read, and is in the cache.
 	step := len(src.x)
-	streaming := len(src.x) >= streamFrom && &src.x[0] != &src.from[0]
+	access := src.access
+	if len(src.x) >= streamFrom && &src.x[0] != &src.from[0] {
+		access = f32.Streaming
+	}
 	if src.dt != dtype.F32 || !simd.AVX2 { // then what is done twice is done in the cache
 		step = chunk
-		streaming = false
+		access = src.access
 	}
 	for from := 0; from < len(src.x); from += step {
 		block := src.x[from:min(len(src.x), from+step)]
 		src.keepPart(from, from+len(block))
 		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
 		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor,
-			int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, streaming)
+			int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, access)
 		dst = dst.from(found)
 		total += found
 	}

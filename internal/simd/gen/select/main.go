@@ -86,14 +86,16 @@ func selectRange(withGrad bool) {
 		vectors = 4
 		block   = vectors * vector
 		tile    = 16 // blocks
+		line    = 64 // bytes of the caches
 	)
 	if withGrad {
 		Kernel("addSelectAVX2",
 			"func(x, from, grad []float32, factor float32, base int32, lo, width uint32, "+
-				"idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
+				"idx []int32, val []float32, take, ahead bool, tile *[512]float32) (added, done, found int)",
 			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
 			"from these blocks while idx and val have room for another 32. take makes zero in x what it",
-			"selects. With a tile, stores to x, which begins at a multiple of 32 bytes, bypass the caches.")
+			"selects. ahead fetches what lies 8 KiB ahead, in from and grad or behind them. With a tile, stores to x,",
+			"which begins at a multiple of 32 bytes, bypass the caches.")
 	} else {
 		Kernel("selectAVX2",
 			"func(x []float32, base int32, lo, width uint32, "+
@@ -120,12 +122,24 @@ func selectRange(withGrad bool) {
 	sum := func(i int) Op {
 		return x.Idx(done, 4).Offset(i * vector * 4)
 	}
+	// fetch has the caches get what a later block reads.
+	fetch := func() {}
 	if withGrad {
 		start = AllocLocal(8)
 		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}
 		grad := Mem{Base: Load(Param("grad").Base(), GP64()), Scale: 4}
 		factor := YMM()
 		VBROADCASTSS(Address(Param("factor")), factor)
+		fetch = func() {
+			const distance = 8 << 10 // bytes
+			CMPB(Address(Param("ahead")), Imm(0))
+			JE(LabelRef("fetched"))
+			for offset := distance; offset < distance+4*block; offset += line {
+				PREFETCHT1(from.Idx(done, 4).Offset(offset))
+				PREFETCHT1(grad.Idx(done, 4).Offset(offset))
+			}
+			Label("fetched")
+		}
 		element := sum
 		sum = func(i int) Op {
 			v := YMM()
@@ -166,6 +180,7 @@ func selectRange(withGrad bool) {
 	XORQ(listed, listed)
 
 	Label("test")
+	fetch()
 	hits := make([]VecVirtual, vectors)
 	for i := range hits {
 		hits[i] = k.match(sum(i))

@@ -10,10 +10,11 @@ func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, v
 
 // addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects
 // from these blocks while idx and val have room for another 32. take makes zero in x what it
-// selects. With a tile, stores to x, which begins at a multiple of 32 bytes, bypass the caches.
+// selects. ahead fetches what lies 8 KiB ahead, in from and grad or behind them. With a tile, stores to x,
+// which begins at a multiple of 32 bytes, bypass the caches.
 //
 //go:noescape
-func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added int, done int, found int)
+func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, ahead bool, tile *[512]float32) (added int, done int, found int)
 
 // countAVX2 counts in whole blocks of 32 elements.
 //

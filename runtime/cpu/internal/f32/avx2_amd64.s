@@ -423,7 +423,7 @@ DATA iota8<>+24(SB)/4, $0x00000006
 DATA iota8<>+28(SB)/4, $0x00000007
 GLOBL iota8<>(SB), RODATA|NOPTR, $32
 
-// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added int, done int, found int)
+// func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, ahead bool, tile *[512]float32) (added int, done int, found int)
 // Requires: AVX, AVX2, CMOV, MMX+, POPCNT
 TEXT ·addSelectAVX2(SB), NOSPLIT, $72-176
 	MOVL         $0x7fffffff, AX
@@ -474,6 +474,14 @@ placed:
 	XORQ    R13, R13
 
 test:
+	CMPB       ahead+137(FP), $0x00
+	JE         fetched
+	PREFETCHT1 8192(R9)(SI*4)
+	PREFETCHT1 8192(R10)(SI*4)
+	PREFETCHT1 8256(R9)(SI*4)
+	PREFETCHT1 8256(R10)(SI*4)
+
+fetched:
 	VMULPS    (R10)(SI*4), Y3, Y7
 	VMOVUPS   (R9)(SI*4), Y6
 	VADDPS    Y7, Y6, Y6

@@ -53,14 +53,22 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 	}
 }
 
+// Access says how a kernel uses the caches.
+type Access uint8
+
+const (
+	Cached    Access = iota // as loads and stores do by themselves
+	Streaming               // stores bypass the caches, as in [github.com/tutti-go/tutti/internal/hostops.Reduce]
+	Ahead                   // gets what follows: the caller comes back for it after other work
+)
+
 // AddSelectRange sets every element of x to from[i] + grad[i]*factor, in one pass with SelectRange or TakeRange. The
-// product is rounded first. from may be x, val may not. streaming requests stores that bypass the caches, as in
-// [github.com/tutti-go/tutti/internal/hostops.Reduce].
+// product is rounded first. from may be x, val may not.
 func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32,
-	idx []int32, val []float32, take, streaming bool) (total int) {
+	idx []int32, val []float32, take bool, access Access) (total int) {
 	var added, done, found int
 	if lo <= hi {
-		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take, streaming)
+		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take, access)
 	}
 	from = from[:len(x)]
 	grad = grad[:len(x)]

@@ -32,19 +32,19 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 // addSelectBlocks continues to add where selectBlocks would stop for lack of room: all elements before added have
 // their gradient, and those before done are selected from.
 func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32,
-	idx []int32, val []float32, take, streaming bool) (added, done, found int) {
+	idx []int32, val []float32, take bool, access Access) (added, done, found int) {
 	if !simd.AVX2 {
 		return 0, 0, 0
 	}
 	var memory [addTile]float32
 	var tile *[addTile]float32
-	if streaming && hostmem.Addr(x)%32 == 0 {
+	if access == Streaming && hostmem.Addr(x)%32 == 0 {
 		tile = &memory
 	}
 	for {
 		to := min(len(x), added+selectChunk)
 		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor,
-			base+int32(added), lo, width, idx[found:], val[found:], take, tile)
+			base+int32(added), lo, width, idx[found:], val[found:], take, access == Ahead, tile)
 		if done == added {
 			done += d
 			found += f

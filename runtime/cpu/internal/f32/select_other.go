@@ -9,7 +9,7 @@ func selectBlocks([]float32, int32, uint32, uint32, []int32, []float32, bool) (d
 }
 
 func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32,
-	idx []int32, val []float32, take, streaming bool) (added, done, found int) {
+	idx []int32, val []float32, take bool, access Access) (added, done, found int) {
 	return 0, 0, 0
 }
 

@@ -114,8 +114,8 @@ func testAddSelectRange(t *testing.T) {
 			for _, r := range keyRanges() {
 				wantIdx, _ := naiveSelect(sum, base, r[0], r[1])
 				for i, room := range []int{0, 1, 40, len(wantIdx) / 2, len(wantIdx), len(wantIdx) + 40} {
-					take, streaming := (i+len(before))%2 == 0, rng.IntN(2) == 0
-					what := fmt.Sprintf("%s, keys %#x, room %d, take %v, streaming %v, seed %d", name, r, room, take, streaming, seed)
+					take, access := (i+len(before))%2 == 0, Access(rng.IntN(3))
+					what := fmt.Sprintf("%s, keys %#x, room %d, take %v, access %d, seed %d", name, r, room, take, access, seed)
 					// Aligned, and not.
 					x, from := append(make([]float32, i%2), before...)[i%2:], before
 					if room%2 == 0 { // in place
@@ -124,7 +124,7 @@ func testAddSelectRange(t *testing.T) {
 						clear(x)
 					}
 					idx, val := make([]int32, room+40), make([]float32, room+40)
-					require.Equal(t, len(wantIdx), AddSelectRange(x, from, grad, factor, base, r[0], r[1], idx[:room], val[:room], take, streaming), what)
+					require.Equal(t, len(wantIdx), AddSelectRange(x, from, grad, factor, base, r[0], r[1], idx[:room], val[:room], take, access), what)
 					n := min(room, len(wantIdx))
 					require.True(t, slices.Equal(wantIdx[:n], idx[:n]), what)
 					for j, i := range idx[:n] {
