@@ -21,6 +21,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/keeper"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -139,6 +140,9 @@ var launchers = []launcher{
 // does not use srun. If other variables say that the process is one of several ranks, as those of PMIx and of Cray's
 // launchers do without the size, the error is [ErrEnvironment]. getenv is os.Getenv or a stand-in.
 //
+// A process that tutti launch has started, directly or through wrappers, ends if all of the launcher's processes are
+// killed at once (on Linux).
+//
 // The secret is TUTTI_SECRET, which must be the same in all processes, or the content of the file TUTTI_SECRET_FILE,
 // or the random key of Open MPI's mpirun, together with the launcher's name for the job. If there is only the name
 // (Slurm's job and step, torchrun's --rdzv-id), it is the secret, and Guessable.
@@ -156,6 +160,9 @@ var launchers = []launcher{
 func FromEnv(getenv func(string) string) (Job, error) {
 	for _, l := range launchers {
 		if getenv(l.rank) != "" && getenv(l.size) != "" {
+			if l.hosted {
+				keeper.Follow(getenv(env.Keeper))
+			}
 			return l.read(getenv)
 		}
 	}

@@ -29,6 +29,8 @@ const (
 	Run   = "TUTTI_RUN"   // unique name of this run of the ranks
 	Min   = "TUTTI_MIN"   // with --min: bounds of an elastic job
 	Max   = "TUTTI_MAX"
+
+	Keeper = "TUTTI_KEEPER" // on Linux: the process whose descendants are the rank's processes
 )
 
 // ConnectTimeout is how long a process waits for others of its job if the program sets no deadline, such as 30m.

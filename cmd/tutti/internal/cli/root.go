@@ -175,7 +175,8 @@ Environment:
                          strangers out
   TUTTI_SECRET_FILE      file with the secret, which only its owner may read
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
-  TUTTI_RESTART, TUTTI_RUN, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB
+  TUTTI_RESTART, TUTTI_RUN, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB,
+  TUTTI_KEEPER
                          set by launch for its ranks
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
   TUTTI_TCP_SILENCE      defaults of --tcp-listen and so on

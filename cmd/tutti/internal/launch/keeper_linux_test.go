@@ -275,6 +275,45 @@ func TestKilledAtOneInstant(t *testing.T) {
 	}
 }
 
+// Programs of ranks end behind wrappers when the launcher, the keeper and the guard are killed at one instant, as by killall with
+// the program's file.
+func TestAllOfALauncherIsKilled(t *testing.T) {
+	for name, wrapper := range map[string]string{
+		"alone":       `exec "$0"`,
+		"shell":       `"$0"; true`,
+		"background":  `"$0" & wait`,
+		"session":     `setsid --wait "$0"`,
+		"double fork": `(setsid "$0" &); exec sleep 100`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			program := filepath.Join(t.TempDir(), "program")
+			require.NoError(t, os.Symlink(os.Args[0], program))
+			script := "echo $PPID; export " + rankVariable + "=idles; exec sh -c '" + strings.ReplaceAll(wrapper, "'", `'\''`) + "' " + program
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), launcherVariable+"="+script, env.Secret+"=")
+			stdout, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			var pid int
+			said := bufio.NewReader(stdout)
+			_, err = fmt.Fscanf(said, "[0] %d\n", &pid)
+			require.NoError(t, err)
+			line, err := said.ReadString('\n')
+			require.NoError(t, err)
+			require.Contains(t, line, "idles")
+			keeper, ok := newPlace(t, pid)
+			require.True(t, ok)
+			for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL} { // no process acts between the kills
+				for _, pid := range []int{cmd.Process.Pid, keeper.parent, keeper.pid} {
+					_ = syscall.Kill(pid, s)
+				}
+			}
+			require.Error(t, cmd.Wait())
+			require.Eventually(t, func() bool { return len(withWord(t, program)) == 0 }, time.Minute, time.Millisecond)
+		})
+	}
+}
+
 // A launcher has one process, the guard, in addition to a keeper for each rank. When the guard is killed, all ranks of
 // an elastic job start again, under another guard.
 func TestOneGuard(t *testing.T) {

@@ -13,14 +13,18 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/env"
+	ancestor "github.com/tutti-go/tutti/internal/keeper"
 )
 
 // Names of this program's processes in lists. Neither contains the program's name or the other one. A signal by name
 // (pkill) therefore reaches ranks and launchers alone, keepers alone, or guards alone.
 const (
-	keeperName = "rank-keeper"
+	keeperName = ancestor.Name
 	guardName  = "orphan-guard"
 )
 
@@ -163,8 +167,9 @@ func (k *keeper) start(o order) error {
 		return err
 	}
 	defer null.Close() //nolint:errcheck // nothing was written
+	environment := append(o.Env, env.Keeper+"="+strconv.Itoa(os.Getpid()))
 	k.leader, err = syscall.ForkExec(path, o.Words, &syscall.ProcAttr{
-		Env:   o.Env,
+		Env:   (&exec.Cmd{Env: environment}).Environ(), // a rank may itself be a launcher, with ranks
 		Files: []uintptr{null.Fd(), 1, 2},
 		Sys:   attributes(),
 	})

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package keeper
+
+// Follow does nothing here.
+func Follow(string) {}
