@@ -49,6 +49,12 @@ func reachableAddress() string {
 	return ""
 }
 
+// isLoopback reports whether a host is this machine under its loopback address.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
 // isLink reports whether an address is a link-local IPv6 address.
 func isLink(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }
 
@@ -105,7 +111,7 @@ func (a *agent) leaveLoopback(all []machine) {
 	id := hardware.Network()
 	alone := !slices.ContainsFunc(all, func(m machine) bool { return m.ID != id })
 	host, _, _ := net.SplitHostPort(a.address)
-	if ip := net.ParseIP(host); alone || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if alone || !isLoopback(host) {
 		return
 	}
 	a.env = append(a.env, "MASTER_ADDR="+cmp.Or(reachableAddress(), loopback))

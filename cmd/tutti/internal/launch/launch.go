@@ -108,7 +108,8 @@ type machine struct {
 	Protocol int `json:"protocol"`
 	// ID identifies the machine.
 	ID string `json:"id,omitempty"`
-	// Address is the address by which the machine reaches the store.
+	// Address is the address by which the machine reaches the store. At a tunnel's end, it is the one by which others
+	// most likely reach the machine.
 	Address string   `json:"address,omitempty"`
 	Hosts   []string `json:"hosts,omitempty"` // emulated hosts with equal numbers of ranks; nil for Host
 }
@@ -342,6 +343,9 @@ func (a *agent) machine() machine {
 	m.Address, _, _ = net.SplitHostPort(a.address)
 	if local := a.kv.LocalAddr(); local != nil {
 		m.Address, _, _ = net.SplitHostPort(local.String())
+	}
+	if isLoopback(m.Address) { // a tunnel's end: other machines do not know it
+		m.Address = cmp.Or(reachableAddress(), m.Address)
 	}
 	for _, host := range a.Hosts {
 		m.Hosts = append(m.Hosts, host.Name)

@@ -147,7 +147,7 @@ func (a *agent) refused(ctx context.Context, err error) error {
 // refusal tells why a launcher does not take part.
 type refusal struct {
 	Host    string `json:"host"`    // of the launcher
-	Address string `json:"address"` // the address by which it reaches the store
+	Address string `json:"address"` // of its machine
 	Reason  string `json:"reason"`  // the reason, as its user sees it
 }
 

@@ -229,9 +229,9 @@ func processOf(t *testing.T, s *started) int {
 // Every launcher names a stopped or killed rank, on any machine, although its victims end first.
 func TestCulprits(t *testing.T) {
 	for signal, want := range map[syscall.Signal]string{
-		syscall.SIGSTOP: `rank 4 on .* \(127\..*\): process %d is stopped: nothing has come from it for .*, says rank . on `,
-		syscall.SIGKILL: `^rank 4 on .* \(127\..*\): signal: killed \(out of memory\? .*dmesg\)$`,
-		syscall.SIGSEGV: `^rank 4 on .* \(127\..*\): (signal: segmentation fault|exit status 2)`,
+		syscall.SIGSTOP: `rank 4 on .* \(\S+\): process %d is stopped: nothing has come from it for .*, says rank . on `,
+		syscall.SIGKILL: `^rank 4 on .* \(\S+\): signal: killed \(out of memory\? .*dmesg\)$`,
+		syscall.SIGSEGV: `^rank 4 on .* \(\S+\): (signal: segmentation fault|exit status 2)`,
 	} {
 		t.Run(signal.String(), func(t *testing.T) {
 			if signal == syscall.SIGSTOP { // nothing else ends the others
