@@ -386,9 +386,26 @@ func TestACrashedKeeper(t *testing.T) {
 	left := mark(t)
 	s := shell(t, t.Context(), `kill -ABRT $PPID; while :; do sleep 0.05; done`, one)
 	end := ended(t, s.wait(t))
-	assert.Equal(t, 2, end.Code)
-	assert.Regexp(t, `: its keeper \(rank-keeper, process \d+\) has ended: exit status 2 \(too many processes\? see ulimit -u\)$`, end.Text)
+	assert.Equal(t, 1, end.Code, "2 is wrong usage")
+	assert.Regexp(t, `: its keeper \(rank-keeper, process \d+\), not its program, has crashed: exit status 2 \(too many processes\? see ulimit -u\)$`, end.Text)
 	assert.Empty(t, left())
+}
+
+// The same holds for the guard, with which all ranks end.
+func TestACrashedGuard(t *testing.T) {
+	left := mark(t)
+	s := shell(t, t.Context(), `kill -ABRT $(ps -o ppid= -p $PPID); while :; do sleep 0.05; done`, one)
+	end := ended(t, s.wait(t))
+	assert.Equal(t, 1, end.Code)
+	assert.Regexp(t, `: the guard of all ranks \(orphan-guard, process \d+\), not its program, has crashed: exit status 2 `, end.Text)
+	assert.Empty(t, left())
+}
+
+// A rank's own exit code is the job's.
+func TestARankThatCrashes(t *testing.T) {
+	end := ended(t, shell(t, t.Context(), "exit 2", one).wait(t))
+	assert.Equal(t, 2, end.Code)
+	assert.Regexp(t, `: exit status 2$`, end.Text)
 }
 
 // A guard that is stopped ends with its launcher nevertheless.

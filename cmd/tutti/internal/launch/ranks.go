@@ -381,6 +381,9 @@ func (f family) stopped(pid int) bool {
 // exitError is the error of a rank whose first process has failed.
 type exitError struct{ outcome }
 
+// crashedParent reports whether the rank's keeper or guard has crashed.
+func (e *exitError) crashedParent() bool { return e.Parent != "" && e.Code == crashed }
+
 // Error describes the end in the words of package os.
 func (e *exitError) Error() string {
 	text := fmt.Sprintf("exit status %d", e.Code)
@@ -390,11 +393,11 @@ func (e *exitError) Error() string {
 	case e.Signal != 0:
 		text = fmt.Sprintf("signal: %v", e.Signal)
 	}
+	if e.crashedParent() {
+		return fmt.Sprintf("%s, not its program, has crashed: %s%s", e.Parent, text, processBound)
+	}
 	if e.Parent != "" {
 		text = e.Parent + " has ended: " + text
-	}
-	if e.Parent != "" && e.Code == crashed {
-		return text + processBound
 	}
 	// A shell says it in this way of what it has run.
 	if e.Code != 128+int(syscall.SIGKILL) {
@@ -411,10 +414,11 @@ func (e *exitError) Error() string {
 	return text + " (out of memory? see dmesg)"
 }
 
-// code returns a rank's exit code in the shells' convention.
+// code returns a rank's exit code in the shells' convention. That of a crashed keeper is no code of the rank's program,
+// and would mean wrong usage.
 func code(err error) int {
 	var exit *exitError
-	if !errors.As(err, &exit) {
+	if !errors.As(err, &exit) || exit.crashedParent() {
 		return 1
 	}
 	return max(exit.Code, 1)
