@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -172,45 +173,57 @@ func FromEnv(getenv func(string) string) (Job, error) {
 	return Job{Launcher: "none", WorldSize: 1}, nil
 }
 
-// unread are variables of launchers that say a rank, or a number of ranks, but not all that a job needs: launchers that
-// are not understood, or containers that some of the variables do not reach.
-var unread = []struct {
+// sign is a variable that may say that a process is one of several.
+type sign struct {
 	name  string
-	alone int // the greatest value of a job of one
-}{
-	{"PMIX_RANK", 0},
-	{"PALS_RANKID", 0},
-	{"ALPS_APP_PE", 0},
-	{"PMI_RANK", 0},
-	{"PMI_SIZE", 1},
-	{"TUTTI_RANK", 0},
-	{"TUTTI_WORLD_SIZE", 1},
-	{"RANK", 0},
-	{"WORLD_SIZE", 1},
-	{"OMPI_COMM_WORLD_RANK", 0},
-	{"OMPI_COMM_WORLD_SIZE", 1},
-	{"SLURM_PROCID", 0},
-	{"SLURM_STEP_NUM_TASKS", 1}, // which a batch script does not have
-	{"FLUX_TASK_RANK", 0},
-	{"MV2_COMM_WORLD_RANK", 0},
-	{"MV2_COMM_WORLD_SIZE", 1},
-	{"JSM_NAMESPACE_RANK", 0},
-	{"JSM_NAMESPACE_SIZE", 1},
+	alone int // the greatest value for a single process
 }
 
-// checkAlone returns an error if a variable of a launcher that is not understood says that this process is one of
-// several: each would be a job of one.
+// otherSigns are those of launchers that are not understood. The variables of PALS and PMIx do not have the size.
+var otherSigns = []sign{
+	{"PMIX_RANK", 0},
+	{"PALS_RANKID", 0},
+	{"PALS_LOCAL_RANKID", 0},
+	{"PALS_LOCAL_SIZE", 1},
+	{"ALPS_APP_PE", 0},
+	{"PMI_LOCAL_RANK", 0},
+	{"PMI_LOCAL_SIZE", 1},
+}
+
+// signs are the variables of a launcher that is understood, of which a container may have only a part. A batch script of
+// Slurm has only those of a single process.
+func (l launcher) signs() []sign {
+	return []sign{{l.rank, 0}, {l.size, 1}, {l.localRank, 0}, {l.localSize, 1}}
+}
+
+// checkAlone returns an error if variables of any launcher say that this process is one of several: each would be a job
+// of one.
 func checkAlone(getenv func(string) string) error {
-	for _, v := range unread {
-		value := getenv(v.name)
-		if n, err := strconv.Atoi(value); err != nil || n <= v.alone {
+	all := slices.Clone(otherSigns)
+	for _, l := range launchers {
+		all = append(all, l.signs()...)
+	}
+	var names, values []string
+	for _, s := range all {
+		if s.name == "" {
 			continue
 		}
-		return fmt.Errorf("rendezvous: %w: %s=%s says that this process is one of several, and its launcher has not set "+
-			"all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set them, start the process by tutti launch, "+
-			"or unset %s", ErrEnvironment, v.name, value, v.name)
+		value := getenv(s.name)
+		if n, err := strconv.Atoi(value); err == nil && n > s.alone {
+			names = append(names, s.name)
+			values = append(values, s.name+"="+value)
+		}
 	}
-	return nil
+	if names == nil {
+		return nil
+	}
+	verb := "says"
+	if len(names) > 1 {
+		verb = "say"
+	}
+	return fmt.Errorf("rendezvous: %w: %s %s that this process is one of several, and its launcher has not set "+
+		"all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set them, start the process by tutti launch, "+
+		"or unset %s", ErrEnvironment, strings.Join(values, ", "), verb, strings.Join(names, ", "))
 }
 
 // errorf is an error of the launcher's variables.

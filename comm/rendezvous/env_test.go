@@ -5,6 +5,9 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +142,62 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 			assert.ErrorIs(t, err, ErrEnvironment)
 			assert.ErrorContains(t, err, c.says)
 		})
+	}
+}
+
+// Whatever part of a launcher's variables says that there are several processes, each is refused, with all of these
+// variables: none silently becomes a world of one. Variables that only one process has are no reason to refuse it.
+func TestPartsOfALaunchersVariables(t *testing.T) {
+	for launcher, v := range map[string]struct{ rank, size, localRank, localSize string }{
+		"tutti launch": {"TUTTI_RANK", "TUTTI_WORLD_SIZE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_WORLD_SIZE"},
+		"torchrun":     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+		"Open MPI": {
+			"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+		},
+		"Slurm":       {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
+		"Flux":        {"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", ""},
+		"Hydra":       {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+		"Cray's PMI":  {"PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"},
+		"MVAPICH":     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+		"jsrun":       {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"},
+		"PALS":        {"PALS_RANKID", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
+		"ALPS":        {"ALPS_APP_PE", "", "", ""},
+		"PMIx":        {"PMIX_RANK", "", "", ""},
+		"two of them": {"PALS_RANKID", "", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+	} {
+		names := []string{v.rank, v.size, v.localRank, v.localSize}
+		for _, values := range [][]string{{"0", "1", "0", "1"}, {"0", "4", "0", "4"}, {"3", "4", "1", "2"}} {
+			for parts := range 1 << len(names) {
+				var env, signs []string
+				for i, name := range names {
+					if parts&(1<<i) == 0 || name == "" {
+						continue
+					}
+					env = append(env, name, values[i])
+					isSize := i%2 == 1
+					if n, _ := strconv.Atoi(values[i]); isSize && n > 1 || !isSize && n > 0 {
+						signs = append(signs, name)
+					}
+				}
+				if slices.Contains(env, v.size) && v.size != "" && slices.Contains(env, v.rank) {
+					continue // all that a job needs, but the address
+				}
+				t.Run(fmt.Sprint(launcher, env), func(t *testing.T) {
+					job, err := FromEnv(environment(env...))
+					if signs == nil {
+						require.NoError(t, err)
+						assert.Equal(t, Job{Launcher: "none", WorldSize: 1}, job)
+						return
+					}
+					require.ErrorIs(t, err, ErrEnvironment)
+					for _, name := range signs {
+						assert.Contains(t, err.Error(), name+"="+env[slices.Index(env, name)+1])
+					}
+					_, remedy, _ := strings.Cut(err.Error(), "or unset ")
+					assert.ElementsMatch(t, signs, strings.Split(remedy, ", "))
+				})
+			}
+		}
 	}
 }
 
