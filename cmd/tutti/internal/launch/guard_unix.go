@@ -303,8 +303,8 @@ func (w *watch) sweep() (left bool) {
 }
 
 // killOrphans kills the descendants of this process that have no keeper, or all of them once the launcher has ended. It
-// returns false if there are none that it may kill. Ended processes count until they are reaped, because the list may
-// still show their children under them alone.
+// returns false if the list has none that it may kill. Ended processes count, because the list may show their children
+// under them alone.
 func (w *watch) killOrphans() (killed bool) {
 	if !canList {
 		return len(w.keepers) > 0 // keepers kill their ranks themselves
@@ -315,7 +315,7 @@ func (w *watch) killOrphans() (killed bool) {
 			continue
 		}
 		for _, p := range slices.Insert(all.descend(child.pid), 0, child) {
-			if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
+			if !errors.Is(p.signal(syscall.SIGKILL), syscall.EPERM) {
 				killed = true
 			}
 		}

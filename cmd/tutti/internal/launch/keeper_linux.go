@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -68,7 +69,8 @@ func readStatus(pid int) (e entry, ok bool) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	// The name before these fields may contain any character.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if err != nil || len(fields) < 3 {
+	const startField = 19 // field 22 of all, as the manual counts
+	if err != nil || len(fields) <= startField {
 		return entry{}, false
 	}
 	e = entry{pid: pid, stopped: string(fields[0]) == "T", zombie: string(fields[0]) == "Z"}
@@ -77,7 +79,30 @@ func readStatus(pid int) (e entry, ok bool) {
 		return entry{}, false
 	}
 	e.group, err = strconv.Atoi(string(fields[2]))
+	if err != nil {
+		return entry{}, false
+	}
+	e.start, err = strconv.Atoi(string(fields[startField]))
 	return e, err == nil
+}
+
+// signal sends a process a signal. If the process has ended, the error is ESRCH, even if another process has its number.
+func (e entry) signal(s syscall.Signal) error {
+	fd, openErr := unix.PidfdOpen(e.pid, 0)
+	if errors.Is(openErr, unix.ESRCH) {
+		return openErr
+	}
+	if openErr == nil {
+		defer unix.Close(fd) //nolint:errcheck // nothing was written
+	}
+	// If the process lives after the file was opened, the file is its.
+	if now, ok := readStatus(e.pid); !ok || now.start != e.start {
+		return syscall.ESRCH
+	}
+	if openErr != nil { // the kernel knows no such files, or too many are open
+		return syscall.Kill(e.pid, s)
+	}
+	return unix.PidfdSendSignal(fd, s, nil, 0)
 }
 
 // processName returns a process's name in lists, "" if the process has ended.

@@ -408,6 +408,34 @@ func TestARankThatCrashes(t *testing.T) {
 	assert.Regexp(t, `: exit status 2$`, end.Text)
 }
 
+// A signal for a process that has ended does not reach the next process of its number.
+func TestReusedNumbers(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	require.NoError(t, cmd.Start())
+	now, ok := readStatus(cmd.Process.Pid)
+	require.True(t, ok)
+	earlier := now
+	earlier.start--
+	require.ErrorIs(t, earlier.signal(syscall.SIGKILL), syscall.ESRCH)
+	require.NoError(t, now.signal(syscall.SIGTERM))
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Wait(), &exit)
+	assert.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
+	require.ErrorIs(t, now.signal(syscall.SIGKILL), syscall.ESRCH)
+}
+
+// A process starts later than its parent, and has one time of its start.
+func TestStartTimes(t *testing.T) {
+	parent, ok := readStatus(os.Getppid())
+	require.True(t, ok)
+	self, ok := readStatus(os.Getpid())
+	require.True(t, ok)
+	again, _ := readStatus(os.Getpid())
+	assert.Positive(t, parent.start)
+	assert.GreaterOrEqual(t, self.start, parent.start)
+	assert.Equal(t, self.start, again.start)
+}
+
 // A guard that is stopped ends with its launcher nevertheless.
 func TestAStoppedGuardOfAKilledLauncher(t *testing.T) {
 	left := mark(t)

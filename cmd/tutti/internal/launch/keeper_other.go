@@ -42,6 +42,9 @@ func listProcesses() family { return nil }
 // descendants lists no process here: a rank is its process group.
 func descendants(int) []entry { return nil }
 
+// signal sends a process a signal.
+func (e entry) signal(s syscall.Signal) error { return syscall.Kill(e.pid, s) }
+
 // processName is unknown here.
 func processName(int) string { return "" }
 

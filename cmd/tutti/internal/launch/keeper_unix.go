@@ -267,7 +267,7 @@ func (k *keeper) send(s syscall.Signal, chosen func(pid int, s syscall.Signal) b
 	all := descendants(os.Getpid())
 	for _, p := range all {
 		if chosen(p.pid, s) {
-			_ = syscall.Kill(p.pid, s) // the process may have ended
+			_ = p.signal(s) // the process may have ended
 		}
 	}
 	// The signal goes to the group where processes cannot be listed.

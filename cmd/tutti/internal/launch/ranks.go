@@ -337,6 +337,7 @@ type entry struct {
 	group   int  // process group
 	stopped bool // by a signal such as SIGSTOP
 	zombie  bool // its first thread has ended; other threads may still have its children
+	start   int  // time of its start; tells it from later processes of its number
 }
 
 // family maps a parent's number to its children.
