@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -494,6 +495,24 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 		assert.Zero(t, time.Since(began), "it waited for no stranger")
 		require.NoError(t, server.Close())
 	})
+}
+
+// A process of the job that has given up while this process was stopped is no stranger that says nothing.
+func TestAttemptsWhileStopped(t *testing.T) {
+	log := logged(t)
+	conf := mustTLS(t, "s")
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp", l.Addr().String()) // the system accepts it
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(-time.Hour)))
+	require.ErrorIs(t, tls.Client(conn, conf).Handshake(), os.ErrDeadlineExceeded)
+	require.NoError(t, conn.Close())
+	server := NewServer(Options{})
+	server.Serve(l, conf)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "times=1") }, time.Minute, time.Millisecond)
+	assert.Contains(t, log.String(), `reason="this process has not answered in time: was it stopped, or is its machine crowded?"`)
+	require.NoError(t, server.Close())
 }
 
 // A stranger has 10 s, however slowly it speaks.

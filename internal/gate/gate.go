@@ -179,6 +179,17 @@ func reasonOf(err error) string {
 	return Language
 }
 
+// late is why a process of a job closes a connection before this process has answered.
+const late = "this process has not answered in time: was it stopped, or is its machine crowded?"
+
+// hungUp reports whether a process of a job has begun the handshake of a connection, and then closed it.
+func hungUp(conn *tls.Conn, err error) bool {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return false // this process has
+	}
+	return conn.ConnectionState().ServerName == CertificateName
+}
+
 // isJobs reports whether a certificate belongs to a process of any job.
 func isJobs(c *x509.Certificate) bool {
 	return slices.Equal(c.DNSNames, []string{CertificateName})
@@ -199,7 +210,8 @@ type Gate struct {
 	Name   string      // in the log
 	Places int         // limit of handshakes in flight
 	Log    repeats.Log // counts lines that repeat
-	// Refused is called for each connection whose handshake has failed, with the reason. It may be nil.
+	// Refused is called for each connection whose handshake has failed, with the reason, unless the other side has hung
+	// up. It may be nil.
 	Refused func(conn net.Conn, reason string)
 
 	mu         sync.Mutex                  // guards the fields below
@@ -275,6 +287,10 @@ func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)
 	g.end(conn)
 	if err != nil {
 		reason := Reason(secure, err)
+		if reason == Silence && hungUp(secure, err) {
+			g.Warn(conn, "connection lost", late, late)
+			return
+		}
 		g.Refuse(conn, reason, reason)
 		if g.Refused != nil {
 			g.Refused(conn, reason)
