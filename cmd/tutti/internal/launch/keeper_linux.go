@@ -113,14 +113,16 @@ func processName(pid int) string {
 
 // catches reports whether a process handles a signal, which would end it otherwise.
 func catches(pid int, s syscall.Signal) bool {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
-	if err != nil {
-		return false
-	}
-	_, mask, _ := strings.Cut(string(text), "\nSigCgt:\t")
-	mask, _, _ = strings.Cut(mask, "\n")
-	bits, err := strconv.ParseUint(mask, 16, 64)
+	bits, err := strconv.ParseUint(statusField(pid, "SigCgt"), 16, 64)
 	return err == nil && bits>>(s-1)&1 == 1
+}
+
+// statusField returns what the system says of a process under a name, "" if the process has ended.
+func statusField(pid int, name string) string {
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	_, value, _ := strings.Cut(string(text), "\n"+name+":\t")
+	value, _, _ = strings.Cut(value, "\n")
+	return value
 }
 
 // memoryKills counts the processes that the kernel has killed for lack of memory.

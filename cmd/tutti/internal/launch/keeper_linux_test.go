@@ -477,6 +477,37 @@ func TestBounds(t *testing.T) {
 	t.Error("no limit was said")
 }
 
+// A job for which the user may not start enough processes and threads ends with one line.
+func TestTooFewProcesses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs to become another user")
+	}
+	become := []string{"setpriv", "--reuid", "64321", "--clear-groups", "env"} // a user without processes
+	if out, err := exec.Command(become[0], append(become[1:], "prlimit", "--nproc=100", "true")...).CombinedOutput(); err != nil {
+		t.Skipf("needs setpriv and prlimit: %v: %s", err, out)
+	}
+	program, err := os.Open(os.Args[0])
+	require.NoError(t, err)
+	defer program.Close() //nolint:errcheck // nothing was written
+	for name, c := range map[string]struct {
+		words []string
+		say   string
+	}{
+		"user": {become, `^launch: resources are exhausted: this job takes 14 processes and threads or more, and of the user's 12 \(ulimit -u\), \d+ are in use\n$`},
+		"root": {[]string{"env"}, `^<nil>\n$`}, // whom the system does not bound
+	} {
+		t.Run(name, func(t *testing.T) {
+			// The other user may not enter the program's folder.
+			words := append(c.words, "GOMAXPROCS=1", "sh", "-c", `exec prlimit --nproc=12 /proc/self/fd/3`)
+			cmd := exec.Command(words[0], words[1:]...)
+			cmd.Env = append(os.Environ(), launcherVariable+"=exit 0 #", env.Secret+"=")
+			cmd.ExtraFiles = []*os.File{program}
+			text, _ := cmd.CombinedOutput()
+			assert.Regexp(t, c.say, string(text))
+		})
+	}
+}
+
 // A launcher ends after the keeper was killed, even if it may not kill one of the rank's processes.
 func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	if os.Geteuid() != 0 {

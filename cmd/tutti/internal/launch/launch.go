@@ -8,6 +8,7 @@
 //	attend.go   the launcher on such a host
 //	store.go    the choice of the store, and the terms that launchers share in it
 //	bind*.go    the processors of ranks
+//	bound*.go   the processes that the user may start
 //	ranks.go    the processes of ranks
 //	keeper*.go  the parent of a rank's processes, which tracks them all
 //	guard*.go   the parent of all keepers, which ends the processes that a killed keeper or launcher leaves
@@ -243,6 +244,9 @@ func newAgent(cfg Config) *agent {
 // Run starts the ranks of this machine and returns when the job has ended on all machines. It returns nil, or an *[End]
 // if a rank failed. When ctx ends, ranks get its [Signal].
 func Run(ctx context.Context, cfg Config) (err error) {
+	if err := checkProcesses(cfg.Ranks); err != nil { // before any goroutine, which may need a thread
+		return fmt.Errorf("launch: %w", err)
+	}
 	a := newAgent(cfg)
 	defer func() { err = flush(a.out, a.err, err) }()
 	defer a.relay(ctx)()
