@@ -175,8 +175,8 @@ func FromEnv(getenv func(string) string) (Job, error) {
 
 // sign is a variable that may say that a process is one of several.
 type sign struct {
-	name  string
-	alone int // the greatest value for a single process
+	name  string // of the variable; "" if the launcher does not set it
+	alone int    // the greatest value for a single process
 }
 
 // otherSigns are those of launchers that are not understood. The variables of PALS and PMIx do not have the size.
@@ -190,8 +190,8 @@ var otherSigns = []sign{
 	{"PMI_LOCAL_SIZE", 1},
 }
 
-// signs are the variables of a launcher that is understood, of which a container may have only a part. A batch script of
-// Slurm has only those of a single process.
+// signs are the variables of a launcher that is understood, of which a container may have only a part. A batch script
+// of Slurm has only those of a single process.
 func (l launcher) signs() []sign {
 	return []sign{{l.rank, 0}, {l.size, 1}, {l.localRank, 0}, {l.localSize, 1}}
 }

@@ -26,15 +26,16 @@ func checkProcesses(ranks int) error {
 		return nil
 	}
 	need := launcherTasks + ranks*rankTasks
-	others := otherTasks()
-	if limit.Cur >= uint64(others+need) {
+	used := otherTasks()
+	if limit.Cur >= uint64(used+need) {
 		return nil
 	}
 	const format = "%w: this job takes %d processes and threads or more, and of the user's %d (ulimit -u), %d are in use"
-	return fmt.Errorf(format, comm.ErrExhausted, need, limit.Cur, others)
+	return fmt.Errorf(format, comm.ErrExhausted, need, limit.Cur, used)
 }
 
-// isUnbound reports whether the system lets this process exceed the user's bound, or counts by other users than it shows.
+// isUnbound reports whether the system lets this process exceed the user's bound, or counts by other users than those
+// that it shows.
 func isUnbound() bool {
 	const mayExceed = 1<<unix.CAP_SYS_RESOURCE | 1<<unix.CAP_SYS_ADMIN
 	rights, err := strconv.ParseUint(statusField(os.Getpid(), "CapEff"), 16, 64)

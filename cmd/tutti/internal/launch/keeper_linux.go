@@ -86,7 +86,8 @@ func readStatus(pid int) (e entry, ok bool) {
 	return e, err == nil
 }
 
-// signal sends a process a signal. If the process has ended, the error is ESRCH, even if another process has its number.
+// signal sends a process a signal. If the process has ended, the error is ESRCH, even if another process has its
+// number.
 func (e entry) signal(s syscall.Signal) error {
 	fd, openErr := unix.PidfdOpen(e.pid, 0)
 	if errors.Is(openErr, unix.ESRCH) {
