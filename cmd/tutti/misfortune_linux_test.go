@@ -201,6 +201,12 @@ var happenings = map[string]misfortune{
 		killed: true,
 		action: `work; kill -9 $(pgrep -f 'tutti launch --')`, one: `.*`, code: 137, two: `.*`,
 	},
+	"all processes of the launchers are killed": {
+		within: untimed,
+		killed: true,
+		ranks:  `sh -c "$WORK; exit \$?"`,
+		action: `work; kill -9 $(pgrep -f 'tutti launch --') $(pgrep 'rank-keeper|orphan-guard')`, one: `.*`, code: 137, two: `.*`,
+	},
 	"a keeper is killed": {
 		action: `work; strike; kill -9 $(ps -o ppid= -p $(cat rank2))`, code: 137,
 		one: remote + `its keeper \(rank-keeper, process \d+\) has ended: signal: killed \(out of memory\? .*dmesg\)`,

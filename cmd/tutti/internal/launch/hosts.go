@@ -762,7 +762,7 @@ func (s *spread) result() End {
 func (h *remote) exitCode() int {
 	const ofSSH = 255 // ssh's code if the connection fails
 	code := h.state.ExitCode()
-	if code <= 0 || code >= ofSSH {
+	if code <= 0 || code == crashed || code >= ofSSH {
 		return 1
 	}
 	return code

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -161,6 +162,15 @@ func TestSignalsComeAfterTheAssignment(t *testing.T) {
 		assert.Equal(t, want, lines.Text())
 	}
 	close(h.gone)
+}
+
+// The job's exit code is that of a host's launcher, unless it is ssh's, or the runtime's of a launcher that has crashed.
+func TestExitCodesOfHosts(t *testing.T) {
+	for code, want := range map[int]int{0: 1, 1: 1, 2: 1, 7: 7, 137: 137, 143: 143, 255: 1} {
+		cmd := exec.Command("sh", "-c", fmt.Sprint("exit ", code))
+		_ = cmd.Run()
+		assert.Equal(t, want, (&remote{state: cmd.ProcessState}).exitCode(), code)
+	}
 }
 
 // An unknown signal, such as another system's number, ends no job.
