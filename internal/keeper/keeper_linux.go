@@ -15,6 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const (
+	// guardTime is how long a process waits after its keeper's end. The launcher's guard, unless it was killed as well,
+	// ends the rank's processes within it, and reports the end.
+	guardTime = time.Second
+	// wordTime bounds the wait for a reader of the last line.
+	wordTime = time.Second
+)
+
 // following is done once: a process has one keeper.
 var following sync.Once
 

@@ -286,6 +286,7 @@ func TestAllOfALauncherIsKilled(t *testing.T) {
 		"double fork": `(setsid "$0" &); exec sleep 100`,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
 			program := filepath.Join(t.TempDir(), "program")
 			require.NoError(t, os.Symlink(os.Args[0], program))
 			script := "echo $PPID; export " + rankVariable + "=idles; exec sh -c '" + strings.ReplaceAll(wrapper, "'", `'\''`) + "' " + program

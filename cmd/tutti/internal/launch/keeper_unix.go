@@ -42,7 +42,8 @@ var passedOn = []os.Signal{
 //
 // A keeper ends when nothing of its rank is left. When a keeper is killed, the guard kills its rank. When the launcher
 // ends, for whatever reason, the guard kills all ranks. When the guard is killed, the launcher ends the keepers, which
-// kill their ranks.
+// kill their ranks. When all three are killed at once, a rank's first process dies with its keeper, and the processes
+// that use package rendezvous end themselves.
 func Keep() {
 	var work func() error
 	switch os.Args[0] {
