@@ -43,7 +43,7 @@ type serial struct {
 // NewSerial returns the communicator of the rank that w implements. Submissions run one after the other, each on a
 // new goroutine: this is simple, not fast. A wait whose context ends names the calls in flight, but not the ranks
 // that are missing.
-func NewSerial(check *Check, w Worker) comm.Communicator {
+func NewSerial(check *Check, w Worker) *Base {
 	s := &serial{worker: w, last: make(chan struct{})}
 	close(s.last)
 	return New(check, &s.life, s)

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -36,12 +38,19 @@ import (
 type Communicator struct {
 	*backend.Base
 	comm.Wrapped
-	side    comm.Communicator // over which encoded calls are exchanged
-	rt      runtime.Runtime   // of sub-communicators
-	device  runtime.Runtime   // where encoded calls lie: rt, or a fork of it
-	check   backend.Check     // of arguments
-	life    backend.Life      // sound, aborted or closed
-	timeout time.Duration     // for the other ranks' calls
+}
+
+// checker is the state of a Communicator, to which it does not refer: the garbage collector finds one that nobody
+// closes.
+type checker struct {
+	comm.Communicator                   // the checked one
+	side              comm.Communicator // over which encoded calls are exchanged
+	rt                runtime.Runtime   // of sub-communicators
+	device            runtime.Runtime   // where encoded calls lie: rt, or a fork of it
+	check             backend.Check     // of arguments
+	life              backend.Life      // sound, aborted or closed
+	timeout           time.Duration     // for the other ranks' calls
+	leakAlarm         goruntime.Cleanup // reports a Communicator that was lost without Close, which stops it
 
 	// mu keeps the comparison and the call it is about together.
 	mu          sync.Mutex
@@ -62,10 +71,10 @@ const checkPatience = 30 * time.Second
 // [runtime.StreamForker], it comes from a fork of rt, so that no call waits for the device's computation. Closing a
 // Communicator closes c.
 func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout time.Duration) (*Communicator, error) {
-	k := &Communicator{
-		Wrapped: comm.Wrap(c),
-		rt:      rt,
-		device:  rt,
+	k := &checker{
+		Communicator: c,
+		rt:           rt,
+		device:       rt,
 		check: backend.Check{
 			Backend:   "checked",
 			Rank:      c.Rank(),
@@ -73,7 +82,6 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout t
 		},
 		timeout: cmp.Or(timeout, checkPatience),
 	}
-	k.Base = backend.New(&k.check, &k.life, decorator{k})
 	ctx, cancel := context.WithTimeout(ctx, max(k.timeout, checkPatience))
 	defer cancel()
 	var err error
@@ -88,11 +96,14 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout t
 	if err := k.allocate(); err != nil {
 		return nil, errors.Join(err, k.release())
 	}
-	return k, nil
+	checked := &Communicator{backend.New(&k.check, &k.life, decorator{k}), comm.Wrap(c)}
+	mark := leak.NewMark(k.check.Backend, fmt.Sprintf("rank %d of %d", c.Rank(), c.WorldSize()))
+	k.leakAlarm = goruntime.AddCleanup(checked, (*leak.Mark).Report, mark)
+	return checked, nil
 }
 
 // allocate makes the memory for an exchange.
-func (k *Communicator) allocate() (err error) {
+func (k *checker) allocate() (err error) {
 	bytes := 8 * k.words()
 	k.send, err = k.device.Allocate(bytes)
 	if err != nil {
@@ -103,7 +114,7 @@ func (k *Communicator) allocate() (err error) {
 }
 
 // release frees what New has made.
-func (k *Communicator) release() error {
+func (k *checker) release() error {
 	err := k.side.Close()
 	k.memory.Lock()
 	defer k.memory.Unlock()
@@ -118,7 +129,7 @@ func (k *Communicator) release() error {
 
 // bound returns a context for an exchange: one that ends with the timeout, and with
 // the communicator.
-func (k *Communicator) bound(ctx context.Context) (context.Context, func()) {
+func (k *checker) bound(ctx context.Context) (context.Context, func()) {
 	ctx, stop := k.life.Until(ctx)
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	return ctx, func() {
@@ -128,7 +139,7 @@ func (k *Communicator) bound(ctx context.Context) (context.Context, func()) {
 }
 
 // awaitCopy waits until bytes that were copied to memory for an exchange are there.
-func (k *Communicator) awaitCopy(ctx context.Context) error {
+func (k *checker) awaitCopy(ctx context.Context) error {
 	err := k.device.Synchronize(ctx)
 	if down := k.life.Err(); err != nil && down != nil {
 		return down
@@ -143,12 +154,12 @@ func (k *Communicator) awaitCopy(ctx context.Context) error {
 const callWords = 5
 
 // words is the length of an encoded call, the same for all.
-func (k *Communicator) words() int {
+func (k *checker) words() int {
 	return callWords + 2*k.WorldSize()
 }
 
 // encode returns what all ranks must know of a call: everything but its addresses.
-func (k *Communicator) encode(c *comm.Call) []byte {
+func (k *checker) encode(c *comm.Call) []byte {
 	b := make([]byte, 0, 8*k.words())
 	for _, x := range []int{int(c.Op), int(c.DType), int(c.Reduce), c.Peer, c.Count} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(x))
@@ -159,7 +170,7 @@ func (k *Communicator) encode(c *comm.Call) []byte {
 	return b[:cap(b)]
 }
 
-func (k *Communicator) decode(b []byte) comm.Call {
+func (k *checker) decode(b []byte) comm.Call {
 	word := func(i int) int {
 		return int(binary.LittleEndian.Uint64(b[8*i:]))
 	}
@@ -181,7 +192,7 @@ func (k *Communicator) decode(b []byte) comm.Call {
 }
 
 // decorator is the [backend.Backend] of a Communicator.
-type decorator struct{ k *Communicator }
+type decorator struct{ k *checker }
 
 // Submit implements [backend.Backend].
 func (d decorator) Submit(c comm.Call) error {
@@ -194,7 +205,7 @@ func (d decorator) SubmitTogether(calls []comm.Call) error {
 }
 
 // submit compares the collectives among calls, and makes the calls.
-func (k *Communicator) submit(calls []comm.Call, send func(comm.Communicator) error) error {
+func (k *checker) submit(calls []comm.Call, send func(comm.Communicator) error) error {
 	if !slices.ContainsFunc(calls, func(c comm.Call) bool { return !c.Op.Message() }) {
 		// A collective that holds mu may wait for a rank that waits for these messages.
 		if err := k.life.Err(); err != nil {
@@ -213,7 +224,7 @@ func (k *Communicator) submit(calls []comm.Call, send func(comm.Communicator) er
 }
 
 // agree compares a collective with what the other ranks called. The caller holds mu.
-func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
+func (k *checker) agree(ctx context.Context, c *comm.Call) error {
 	if err := k.life.Err(); err != nil || c.Op.Message() {
 		return err
 	}
@@ -230,7 +241,7 @@ func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
 }
 
 // compare exchanges calls.
-func (k *Communicator) compare(ctx context.Context, c *comm.Call) error {
+func (k *checker) compare(ctx context.Context, c *comm.Call) error {
 	k.collectives++
 	all, err := k.exchange(ctx, k.encode(c))
 	var found *disagreement // by another rank, which has ended the exchange
@@ -257,7 +268,7 @@ type disagreement struct{ error }
 func (d *disagreement) Unwrap() error { return d.error }
 
 // exchange gathers equally long bytes from all ranks.
-func (k *Communicator) exchange(ctx context.Context, call []byte) ([][]byte, error) {
+func (k *checker) exchange(ctx context.Context, call []byte) ([][]byte, error) {
 	k.memory.Lock()
 	defer k.memory.Unlock()
 	if k.send == 0 {
@@ -318,5 +329,6 @@ func (d decorator) Abort(_ context.Context, cause error) {
 
 // Release implements [backend.Backend]. It closes the communicator that is checked.
 func (d decorator) Release(context.Context) error {
+	d.k.leakAlarm.Stop()
 	return errors.Join(d.k.Communicator.Close(), d.k.release())
 }

@@ -27,11 +27,8 @@ func (r *Recorder) WriteJSON(w io.Writer) error {
 
 // dump is what WriteJSON writes.
 func (r *Recorder) dump() *dump.File {
-	r.flight.mu.Lock()
-	open := slices.Clone(r.open)
-	r.flight.mu.Unlock()
-
-	top := open[0] // is never forgotten
+	open := r.open()
+	top := r.top
 	rank := &dump.Rank{
 		Rank:  top.Rank(),
 		Size:  top.WorldSize(),

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
@@ -76,9 +77,11 @@ type flight struct {
 	begun  time.Time // when the recording began
 	spans  *spans    // of all communicators
 
-	mu    sync.Mutex  // guards open and stops
-	open  []*Recorder // guarded by mu
-	stops []func()    // of NotifyOn and SaveBefore; guarded by mu
+	top *Recorder // the first; never changed
+
+	mu    sync.Mutex               // guards parts and stops
+	parts []weak.Pointer[Recorder] // of open sub-communicators, which the program may forget; guarded by mu
+	stops []func()                 // of NotifyOn and SaveBefore; guarded by mu
 
 	writes sync.Mutex // held while the dump is written
 }
@@ -188,7 +191,8 @@ func New(c comm.Communicator, n int, dir string) *Recorder {
 	}
 	n = max(n, 1)
 	f.spans = newSpans(n)
-	return newRecorder(c, n, "0", f)
+	f.top = newRecorder(c, n, "0", f)
+	return f.top
 }
 
 // Member makes the rank an elastic member with a name, "" for none. The dump has the name, as another epoch gives the
@@ -218,9 +222,6 @@ func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
 	}
 	r.Methods = comm.Methods{Do: do, Together: r.group}
 	r.progress = newProgress(c)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.open = append(f.open, r)
 	return r
 }
 
@@ -469,7 +470,25 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator
 	// The ranks of a communicator split it in one order, so this is its name on all of them, and no other's. Records of
 	// other goroutines do not count.
 	name := fmt.Sprintf("%s/%d.%d", r.name, number, color)
-	return newRecorder(c, len(r.ring), name, r.flight), nil
+	child := newRecorder(c, len(r.ring), name, r.flight)
+	r.flight.mu.Lock()
+	defer r.flight.mu.Unlock()
+	lost := func(p weak.Pointer[Recorder]) bool { return p.Value() == nil }
+	r.parts = append(slices.DeleteFunc(r.parts, lost), weak.Make(child))
+	return child, nil
+}
+
+// open returns the Recorders that a dump shows.
+func (f *flight) open() []*Recorder {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	open := []*Recorder{f.top}
+	for _, part := range f.parts {
+		if r := part.Value(); r != nil {
+			open = append(open, r)
+		}
+	}
+	return open
 }
 
 // Close implements [comm.Communicator].
@@ -521,7 +540,7 @@ func (r *Recorder) written(path string) bool {
 func (r *Recorder) forget() {
 	f := r.flight
 	f.mu.Lock()
-	if r.name == "0" {
+	if r == f.top {
 		stops := f.stops
 		f.mu.Unlock()
 		for _, stop := range stops {
@@ -530,8 +549,8 @@ func (r *Recorder) forget() {
 		return // its calls stay in the dump of its sub-communicators
 	}
 	defer f.mu.Unlock()
-	if i := slices.Index(f.open, r); i >= 0 {
-		f.open = append(f.open[:i:i], f.open[i+1:]...)
+	if i := slices.Index(f.parts, weak.Make(r)); i >= 0 {
+		f.parts = slices.Delete(f.parts, i, i+1)
 	}
 }
 

@@ -5,11 +5,13 @@ package staged
 import (
 	"context"
 	"fmt"
+	goruntime "runtime"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -39,12 +41,15 @@ func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, 
 		return nil, check.Fail("check device", err)
 	}
 	s := &stage{base: c, device: device, host: host}
-	return &staged{comm.Wrap(backend.NewSerial(check, s)), check, device.Device()}, nil
+	staged := &staged{backend.NewSerial(check, s), check, device.Device()}
+	mark := leak.NewMark(check.Backend, fmt.Sprintf("rank %d of %d", check.Rank, check.WorldSize))
+	s.leakAlarm = goruntime.AddCleanup(staged, (*leak.Mark).Report, mark)
+	return staged, nil
 }
 
 // staged says which memory a stage is for.
 type staged struct {
-	comm.Wrapped
+	*backend.Base
 	check  *backend.Check // of arguments
 	device runtime.Device // whose memory it is for
 }
@@ -66,9 +71,10 @@ type pinner interface {
 
 // stage is the [backend.Worker] of a staged communicator.
 type stage struct {
-	base   comm.Communicator // does the calls, in the host's memory
-	device runtime.Runtime   // whose memory calls are for
-	host   runtime.Runtime   // whose memory base reaches
+	base      comm.Communicator // does the calls, in the host's memory
+	device    runtime.Runtime   // whose memory calls are for
+	host      runtime.Runtime   // whose memory base reaches
+	leakAlarm goruntime.Cleanup // reports a staged communicator that was lost without Close, which stops it
 
 	working sync.Mutex  // held while calls are done
 	left    bool        // guarded by working
@@ -275,6 +281,7 @@ func (s *stage) Leave(_ context.Context, cause error) {
 	if cause != nil {
 		s.base.Abort(cause)
 	}
+	s.leakAlarm.Stop()
 	_ = s.base.Close()
 	s.working.Lock() // a Work ends, now that base has
 	defer s.working.Unlock()
