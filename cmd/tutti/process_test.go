@@ -189,26 +189,35 @@ func TestOutputInTheDocuments(t *testing.T) {
 	}
 }
 
-// When the reader of the output ends, the ranks are asked to end, with their grace period, and no line is printed:
-// the exit code of a pipe says it.
+// When the reader of the output or of the errors ends, the ranks are asked to end, with their grace period, and no line
+// is printed: the exit code of a pipe says it.
 func TestAReaderThatEnds(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "saved")
-	script := `trap 'echo saved > "$0"; exit 0' TERM; while :; do echo line; sleep 0.01; done`
-	cmd := command(t, build(t), "launch", "-n", "1", "sh", "-c", script, file)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	read, write, err := os.Pipe()
-	require.NoError(t, err)
-	cmd.Stdout = write
-	require.NoError(t, cmd.Start())
-	require.NoError(t, write.Close())
-	_, err = read.Read(make([]byte, 1))
-	require.NoError(t, err)
-	require.NoError(t, read.Close())
-	require.Error(t, cmd.Wait())
-	assert.FileExists(t, file)
-	assert.Equal(t, 141, cmd.ProcessState.ExitCode())
-	assert.NotContains(t, stderr.String(), "tutti:")
+	for _, stream := range []int{1, 2} {
+		t.Run(fmt.Sprint(stream), func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "saved")
+			script := fmt.Sprintf(`trap 'echo saved > "$0"; exit 0' TERM; while :; do echo line >&%d; sleep 0.01; done`, stream)
+			cmd := command(t, build(t), "launch", "-n", "1", "sh", "-c", script, file)
+			var other bytes.Buffer
+			cmd.Stdout = &other
+			cmd.Stderr = &other
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			if stream == 1 {
+				cmd.Stdout = write
+			} else {
+				cmd.Stderr = write
+			}
+			require.NoError(t, cmd.Start())
+			require.NoError(t, write.Close())
+			_, err = read.Read(make([]byte, 1))
+			require.NoError(t, err)
+			require.NoError(t, read.Close())
+			require.Error(t, cmd.Wait())
+			assert.FileExists(t, file)
+			assert.Equal(t, 141, cmd.ProcessState.ExitCode())
+			assert.NotContains(t, other.String(), "tutti:")
+		})
+	}
 }
 
 // A closed terminal hangs up more than once, and the ranks keep their grace period. A second interrupt kills them.

@@ -119,7 +119,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root, started := newRoot()
 	root.SetArgs(append([]string{}, args...)) // cobra replaces nil with os.Args
 	root.SetOut(out)
-	root.SetErr(stderr)
+	root.SetErr(console.NewErrors(stderr, cancel))
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage console.UsageError
 	var options *backend.OptionError
@@ -136,6 +136,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitFailure
 	case err == nil:
 		return exitOK
+	case errors.Is(context.Cause(ctx), syscall.EPIPE): // nobody reads the errors any more
+		return exitPipe
 	case errors.As(context.Cause(ctx), &stopped):
 		say(stderr, fmt.Sprint("tutti: ", stopped))
 		return 128 + int(stopped)

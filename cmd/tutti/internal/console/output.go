@@ -3,9 +3,11 @@ package console
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
+	"syscall"
 )
 
 // Output is the output of a command. It keeps the first error, so that commands need not check every line, and then
@@ -13,6 +15,7 @@ import (
 type Output struct {
 	writer io.Writer         // of the command
 	stop   func(cause error) // called with the error of a Write
+	errs   bool              // errors of the command, which only a reader that has left ends; never changed
 
 	mu  sync.Mutex // not held during a Write
 	err error      // guarded by mu
@@ -23,14 +26,20 @@ func NewOutput(w io.Writer, stop func(cause error)) *Output {
 	return &Output{writer: w, stop: stop}
 }
 
+// NewErrors makes an Output for a command's errors, which calls stop when their reader has left. After any other error,
+// such as that of a full disk, the command continues and later lines are tried.
+func NewErrors(w io.Writer, stop func(cause error)) *Output {
+	return &Output{writer: w, stop: stop, errs: true}
+}
+
 // Write implements [io.Writer].
 func (o *Output) Write(p []byte) (int, error) {
 	if err := o.Err(); err != nil {
 		return 0, err
 	}
 	n, err := o.writer.Write(p)
-	if err == nil {
-		return n, nil
+	if err == nil || o.errs && !errors.Is(err, syscall.EPIPE) {
+		return n, err
 	}
 	err = fmt.Errorf("writing the output: %w", err)
 	o.mu.Lock()
