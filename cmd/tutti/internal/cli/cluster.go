@@ -99,7 +99,7 @@ func parsePercent(text string) (float64, error) {
 // program returns the command line of args: a subcommand of tutti, or a program. self is the path of tutti.
 func program(cmd *cobra.Command, args []string) (command []string, self string, err error) {
 	if self, err = os.Executable(); err != nil {
-		return nil, "", err
+		return nil, "", fmt.Errorf("finding tutti's own file (is /proc mounted?): %w", err)
 	}
 	if found, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
 		return append([]string{self}, args[1:]...), self, nil

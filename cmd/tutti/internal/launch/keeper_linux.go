@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -25,8 +26,18 @@ func guardAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}
 }
 
-// self is this program, also when its file was replaced.
-func self() (string, error) { return "/proc/self/exe", nil }
+// self is this program, also when its file was replaced. It is an error if /proc has other numbers for processes than
+// this process: descendants would be strangers, and would survive their rank.
+func self() (string, error) {
+	name, err := os.Readlink("/proc/self")
+	if err != nil {
+		return "", fmt.Errorf("%w: mount -t proc proc /proc", err)
+	}
+	if name != strconv.Itoa(os.Getpid()) {
+		return "", errors.New("/proc is that of another PID namespace: unshare --mount-proc mounts its own")
+	}
+	return "/proc/self/exe", nil
+}
 
 // hideName replaces the process's name in lists, which is otherwise the name of the program's file.
 func hideName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }

@@ -509,6 +509,26 @@ func TestTooFewProcesses(t *testing.T) {
 	}
 }
 
+// A launcher in a PID namespace without its own /proc starts no rank, whose processes it could not find, and says what
+// to mount.
+func TestAnotherNamespacesProc(t *testing.T) {
+	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
+	if os.Geteuid() != 0 {
+		unshare = append(unshare, "--user", "--map-root-user")
+	}
+	if exec.Command(unshare[0], append(unshare[1:], "true")...).Run() != nil {
+		t.Skip("needs to make namespaces")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, unshare[0], append(unshare[1:], os.Args[0])...)
+	cmd.Env = append(os.Environ(), launcherVariable+"=sleep 1000 & exit 3 #", env.Secret+"=")
+	text, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	const said = `^rank 0 on \S+: /proc is that of another PID namespace: unshare --mount-proc mounts its own\n$`
+	assert.Regexp(t, said, string(text))
+}
+
 // A launcher ends after the keeper was killed, even if it may not kill one of the rank's processes.
 func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
