@@ -129,7 +129,7 @@ func (b *batch) output(l label, n int, check func(got []byte) error) uintptr {
 
 // untouched makes a buffer that the operation has no business with.
 func (b *batch) untouched(l label, n int) uintptr {
-	return b.input(l, reference.Tile(poisonBlock, 0, n))
+	return b.input(l, poison(n))
 }
 
 // unused is the address for a buffer that only the root uses: nil, or memory

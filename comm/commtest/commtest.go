@@ -116,9 +116,6 @@ var thorough = os.Getenv("TUTTI_EXTENDED") != ""
 type config struct {
 	extended bool
 	timeout  time.Duration
-	// grace is how long after its deadline a case may take to come back before
-	// it is reported as hanging.
-	grace time.Duration
 }
 
 // Extended runs every case with more counts, more roots and more rounds: for
@@ -126,6 +123,7 @@ type config struct {
 func Extended() Option { return func(c *config) { c.extended = true } }
 
 // Timeout sets the deadline of one case. It is 60 seconds unless set. Cases of many calls have five times as long.
+// After a quarter as long again, a case that has not come back is reported as hanging.
 func Timeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
 
 // Run runs the whole suite as subtests of t, for each world size.

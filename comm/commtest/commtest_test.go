@@ -409,7 +409,7 @@ func TestSuiteReportsFaults(t *testing.T) {
 				f.sync = func(context.Context) error { return nil }
 			})
 		}},
-		{"what a rank aborts looks done", "fault: a rank aborts before others", "rank 1 of 4: another rank has aborted: got <nil>", func(f *faulty) {
+		{"what a rank aborts looks done", "fault: a rank aborts before others", "rank 1 of 3: another rank has aborted: got <nil>", func(f *faulty) {
 			f.onSplit(func(f *faulty) {
 				f.sync = func(ctx context.Context) error {
 					err := f.Communicator.Sync(ctx)
@@ -444,8 +444,8 @@ func TestSuiteReportsFaults(t *testing.T) {
 				t.Cleanup(func() { _ = rt.Close() }) // a case that fails may leave memory
 				s := newSuite(faulted(rt, test.fault))
 				c := caseNamed(t, test.inCase)
-				require.Empty(t, c.skip(s.Backend, 4))
-				_, err := s.run(t.Context(), c, 4)
+				require.Empty(t, c.skip(s.Backend, 3))
+				_, err := s.run(t.Context(), c, 3)
 				assert.ErrorContains(t, err, test.text)
 			})
 		})
@@ -479,7 +479,6 @@ func TestSuiteReportsHangs(t *testing.T) {
 		return run(context.WithoutCancel(ctx), size, body)
 	}
 	s := newSuite(backend, Timeout(time.Millisecond))
-	s.grace = 10 * time.Millisecond
 	_, err := s.run(t.Context(), caseNamed(t, "allgather"), 2)
 	assert.ErrorContains(t, err, "still running")
 	close(over)

@@ -30,7 +30,7 @@ func longBuffers(p *probe) {
 			l.root = root
 		}
 		b := p.batch(p.c)
-		m.add(b, l)
+		m.addLong(b, l)
 		b.run()
 	}
 	dt := p.sumType()

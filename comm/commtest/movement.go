@@ -19,16 +19,18 @@ type movement struct {
 	rooted bool
 	// add adds the calls for one count, in all placements.
 	add func(b *batch, l label)
+	// addLong adds those calls for a count of which each takes long.
+	addLong func(b *batch, l label)
 }
 
 var movements = []movement{
-	{"broadcast", one, true, addBroadcast},
-	{"allgather", perRank, false, addAllGather},
-	{"allgatherv", perRank, false, addAllGatherV},
-	{"alltoall", perRank, false, addAllToAll},
-	{"alltoallv", perRank, false, addAllToAllV},
-	{"gather", perRank, true, addGather},
-	{"scatter", perRank, true, addScatter},
+	{"broadcast", one, true, addBroadcast, addBroadcast},
+	{"allgather", perRank, false, addAllGather, addAllGather},
+	{"allgatherv", perRank, false, addAllGatherV, addLongAllGatherV},
+	{"alltoall", perRank, false, addAllToAll, addAllToAll},
+	{"alltoallv", perRank, false, addAllToAllV, addLongAllToAllV},
+	{"gather", perRank, true, addGather, addGather},
+	{"scatter", perRank, true, addScatter, addScatter},
 }
 
 var movementCases = func() []testCase {
@@ -160,7 +162,7 @@ func (b *batch) add(l label, e exchange) {
 		send = 0
 		recv = b.output(l, e.bytes, e.check)
 	case len(e.send) <= e.bytes:
-		content := reference.Tile(poisonBlock, 0, e.bytes)
+		content := slices.Clone(poison(e.bytes))
 		copy(content[e.before:], e.send)
 		recv = b.buffer(l, content, e.bytes, e.check, e.identical)
 		send = recv + shift
@@ -251,7 +253,7 @@ func newLayout(size int, count func(r int) int) layout {
 
 // buffer returns poison with the given parts in their places.
 func (l layout) buffer(dt dtype.DType, part func(r int) []byte) []byte {
-	out := reference.Tile(poisonBlock, 0, l.extent*dt.Size())
+	out := slices.Clone(poison(l.extent * dt.Size()))
 	for r, d := range l.displs {
 		copy(out[d*dt.Size():], part(r))
 	}
@@ -291,11 +293,24 @@ func unevenCount(base, a, b int) int {
 }
 
 func addAllGatherV(b *batch, l label) {
+	b.addUnevenAllGatherV(l)
+	l.variant = "equal counts, "
+	b.addAllGatherV(l, newLayout(b.p.size, func(int) int { return l.count }))
+}
+
+// addLongAllGatherV leaves equal counts out, unless the run is a thorough one.
+func addLongAllGatherV(b *batch, l label) {
+	if b.p.extended || thorough {
+		addAllGatherV(b, l)
+		return
+	}
+	b.addUnevenAllGatherV(l)
+}
+
+func (b *batch) addUnevenAllGatherV(l label) {
 	b.addAllGatherV(l, newLayout(b.p.size, func(r int) int {
 		return unevenCount(l.count, r, 0)
 	}))
-	l.variant = "equal counts, "
-	b.addAllGatherV(l, newLayout(b.p.size, func(int) int { return l.count }))
 }
 
 func (b *batch) addAllGatherV(l label, lay layout) {
@@ -378,6 +393,17 @@ func addAllToAllV(b *batch, l label) {
 		return l.part(src, everyone, in.counts[src])
 	})
 	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
+}
+
+// addLongAllToAllV adds uneven counts out of place, or in a thorough run all calls.
+func addLongAllToAllV(b *batch, l label) {
+	if b.p.extended || thorough {
+		addAllToAllV(b, l)
+		return
+	}
+	b.addAllToAllV(l, func(src, dest int) int {
+		return unevenCount(l.count, src, dest)
+	})
 }
 
 // addAllToAllV adds a call in which ranks send each other the given numbers of elements.

@@ -40,31 +40,41 @@ type splitRule func(r int) (color, key int)
 // place, lets the groups work, and closes them.
 func splitAs(rule splitRule) func(p *probe) {
 	return func(p *probe) {
-		color, key := rule(p.rank)
-		c, err := p.c.Split(p.ctx, color, key)
-		p.must(err)
-		if color < 0 {
-			if c != nil {
-				p.errorf("Split with color %d gave a communicator, want nil", color)
-			}
-			p.exercise(p.c)
-			return
+		c := p.splitBy(rule)
+		if c != nil {
+			p.exercise(c)
+			p.must(c.Close())
 		}
-		if c == nil {
-			p.fatalf("Split with color %d gave nil", color)
-		}
-		p.checkMembers(c, members(p.size, color, rule))
-		p.exercise(c)
-		p.must(c.Close())
 		p.exercise(p.c)
 	}
 }
 
-// farColors uses each bit that the colors of MPI have, a signed int of 32 bits.
-func farColors(p *probe) {
-	for bit := range 31 {
-		splitAs(func(r int) (color, key int) { return r % 2 << bit, 0 })(p)
+// splitBy splits the world by a rule, and checks who is in which group and in which place. It returns nil to a rank
+// that stays out.
+func (p *probe) splitBy(rule splitRule) comm.Communicator {
+	color, key := rule(p.rank)
+	c := p.split(color, key)
+	if color < 0 {
+		if c != nil {
+			p.errorf("Split with color %d gave a communicator, want nil", color)
+		}
+		return nil
 	}
+	if c == nil {
+		p.fatalf("Split with color %d gave nil", color)
+	}
+	p.checkMembers(c, members(p.size, color, rule))
+	return c
+}
+
+// farColors uses each bit that the colors of MPI have, a signed int of 32 bits. Groups with the highest one also work.
+func farColors(p *probe) {
+	const highest = 30
+	for bit := range highest {
+		c := p.splitBy(func(r int) (color, key int) { return r % 2 << bit, 0 })
+		p.must(c.Close())
+	}
+	splitAs(func(r int) (color, key int) { return r % 2 << highest, 0 })(p)
 }
 
 func farKeys(p *probe) {

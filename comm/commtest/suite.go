@@ -15,10 +15,7 @@ type suite struct {
 }
 
 func newSuite(b Backend, opts ...Option) *suite {
-	s := &suite{Backend: b, config: config{
-		timeout: 60 * time.Second,
-		grace:   15 * time.Second,
-	}}
+	s := &suite{Backend: b, config: config{timeout: time.Minute}}
 	for _, o := range opts {
 		o(&s.config)
 	}
@@ -110,12 +107,13 @@ func (s *suite) run(ctx context.Context, c testCase, size int) (skipped string, 
 			return err
 		})
 	}()
-	hang := time.NewTimer(limit + s.grace)
+	grace := limit / 4
+	hang := time.NewTimer(limit + grace)
 	defer hang.Stop()
 	select {
 	case err = <-done:
 	case <-hang.C:
-		err = fmt.Errorf("%s: ranks still running %v after the deadline of %v", c.name, s.grace, limit)
+		err = fmt.Errorf("%s: ranks still running %v after the deadline of %v", c.name, grace, limit)
 	}
 	skipped, _ = reason.Load().(string)
 	return skipped, err

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/dtype"
@@ -45,14 +46,13 @@ func Payload(n int, keys ...int) []byte {
 
 // Tile returns n bytes of the infinite repetition of block, beginning at offset.
 func Tile(block []byte, offset, n int) []byte {
-	out := make([]byte, n)
 	first := offset % len(block)
-	done := copy(out, block[first:])
-	done += copy(out[done:], block[:first])
-	for done < n { // whole blocks so far
-		done += copy(out[done:], out[:done])
+	end := first + n
+	if end <= len(block) {
+		return slices.Clone(block[first:end])
 	}
-	return out
+	blocks := (end + len(block) - 1) / len(block)
+	return bytes.Repeat(block, blocks)[first:end:end]
 }
 
 // tiles reports whether got is the infinite repetition of block, beginning at offset.

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/dtype"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -24,9 +25,17 @@ var chosen, _ = strconv.Atoi(os.Getenv("TUTTI_WIRE_MUTANT"))
 // deadline is the deadline of a case. Some mutants wait for what never comes.
 func deadline() time.Duration {
 	if os.Getenv("TUTTI_WIRE_ENDLESS") != "" {
-		return 10 * time.Second
+		return 3 * time.Second
 	}
 	return time.Minute
+}
+
+// calls is how many calls some cases make in a row: more than the first of the mutants that count keeps right.
+func calls() int {
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		return 0 // all
+	}
+	return 1536
 }
 
 func TestConformance(t *testing.T) {
@@ -39,6 +48,7 @@ func TestConformance(t *testing.T) {
 	commtest.Run(t, commtest.Backend{
 		Name:  "wire",
 		Sizes: []int{1, 2, 3},
+		Calls: calls(),
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return comm.Run(ctx, world(size, rt, net.Pipe), func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
