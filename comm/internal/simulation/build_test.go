@@ -198,7 +198,7 @@ func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, 
 	require.NoError(t, err)
 	overlay, binary := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "simulation.test")
 	require.NoError(t, os.WriteFile(overlay, text, 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-tags", "simulated", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-tags", "simulated", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w:\n%.3000s", err, out)
 	}
