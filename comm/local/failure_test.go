@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -75,13 +76,14 @@ func TestLimit(t *testing.T) {
 // soon as it hears that the world broke, which happens at any moment.
 func TestNobodyTouchesMemoryAfterAnError(t *testing.T) {
 	const n = 1 << 16
-	for delay := range 20 {
+	for rounds := range int64(20) {
 		data, addr := perRank(newMemory(t), 2, n, constant(1))
 		comms := world(t, 2)
 		ctx, cancel := context.WithCancel(t.Context())
+		var done atomic.Int64 // collectives of rank 1
 		var canceler sync.WaitGroup
 		canceler.Go(func() {
-			for range delay * 50 {
+			for done.Load() < rounds {
 				runtime.Gosched()
 			}
 			cancel()
@@ -102,13 +104,16 @@ func TestNobodyTouchesMemoryAfterAnError(t *testing.T) {
 				if r == 0 && ctx.Err() != nil {
 					return nil // the other one waits in vain
 				}
+				if r == 1 {
+					done.Add(1)
+				}
 			}
 		})
 		canceler.Wait()
 		require.ErrorIs(t, errs[1], comm.ErrCanceled)
 		for r, err := range errs {
 			if err != nil {
-				requireFilled(t, data[r], n, -7, "delay %d, rank %d", delay, r)
+				requireFilled(t, data[r], n, -7, "rounds %d, rank %d", rounds, r)
 			}
 		}
 	}

@@ -430,16 +430,20 @@ func TestPieces(t *testing.T) {
 		rank := c.Rank()
 		for _, length := range []int{70_000, window, 2*window + 1, 3 * window} {
 			send, recv := make([]byte, size*length), make([]byte, size*length)
-			for i := range send {
-				send[i] = value(rank, i/length, i%length)
+			for to := range size {
+				for i := range length {
+					send[to*length+i] = value(rank, to, i)
+				}
 			}
 			if err := errors.Join(c.AllToAll(hostmem.Addr(send), hostmem.Addr(recv), length, dtype.U8), c.Sync(ctx)); err != nil {
 				return err
 			}
 			goruntime.KeepAlive(send)
-			for i, v := range recv {
-				if v != value(i/length, rank, i%length) {
-					return fmt.Errorf("rank %d: byte %d of parts of %d is %d", rank, i, length, v)
+			for from := range size {
+				for i, v := range recv[from*length:][:length] {
+					if v != value(from, rank, i) {
+						return fmt.Errorf("rank %d: byte %d of %d from rank %d is %d", rank, i, length, from, v)
+					}
 				}
 			}
 		}
