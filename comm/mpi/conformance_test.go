@@ -57,13 +57,18 @@ func backend(world comm.Communicator, rt *cpu.Runtime) commtest.Backend {
 	// Where processes outnumber processors, a call waits for turns of the processor, some 400 µs: all
 	// calls of the suite would take half a minute.
 	calls := 1000
-	if extended {
+	communicators := 0 // no maximum
+	switch {
+	case extended:
 		calls = 0
+	case world.WorldSize() > 2: // two ranks open all that the suite has
+		communicators = 48
 	}
 	return commtest.Backend{
-		Calls: calls,
-		Name:  "mpi",
-		Sizes: []int{world.WorldSize()},
+		Calls:         calls,
+		Communicators: communicators,
+		Name:          "mpi",
+		Sizes:         []int{world.WorldSize()},
 		Run: func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
 			return body(ctx, commtest.Rank{Comm: world, Runtime: rt})
 		},

@@ -23,30 +23,23 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// TestDisagreement has ranks disagree and then abort, three of them, and two disagree.
 func TestDisagreement(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		for _, env := range l.transports() {
 			if env != nil {
 				t.Run("through MPI", func(t *testing.T) {
 					t.Parallel()
-					l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: env})
+					l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement|TestRankAborting", env: env})
 				})
 				continue
 			}
-			for _, ranks := range []int{2, 3} {
+			for ranks, test := range map[int]string{2: "TestRankDisagreement", 3: "TestRankDisagreement|TestRankAborting"} {
 				t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
 					t.Parallel()
-					l.mustRun(t, job{ranks: ranks, test: "TestRankDisagreement"})
+					l.mustRun(t, job{ranks: ranks, test: test})
 				})
 			}
-		}
-	})
-}
-
-func TestAborting(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
-		for _, env := range l.transports() {
-			l.mustRun(t, job{ranks: 3, test: "TestRankAborting", env: env})
 		}
 	})
 }
@@ -692,7 +685,7 @@ func TestRankFinalizeHangs(t *testing.T) {
 // disagreement.
 func TestRankLateRanks(t *testing.T) {
 	const n = 3000
-	rounds := 24
+	rounds := 12
 	if extended {
 		rounds = 120
 	}

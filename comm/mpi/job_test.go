@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -25,12 +24,12 @@ func TestLifecycle(t *testing.T) {
 
 // TestRunIsNamed: the flight records of all ranks of a run have one name, which no other run has.
 func TestRunIsNamed(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		seen := map[string]bool{}
 		for _, world := range []struct {
 			ranks int
 			env   []string
-		}{{3, nil}, {3, nil}, {3, []string{env.MPICollectives + "=native"}}, {1, nil}, {1, nil}} {
+		}{{3, nil}, {3, []string{env.MPICollectives + "=native"}}, {1, nil}, {1, nil}} {
 			dir := t.TempDir()
 			l.mustRun(t, job{ranks: world.ranks, test: "TestRankRunIsNamed", dir: dir, env: world.env})
 			first, err := os.ReadFile(nameOf(dir, 0))
@@ -49,11 +48,13 @@ func TestRunIsNamed(t *testing.T) {
 
 // TestForgottenClose: a sub-communicator that is garbage without Close is logged, once.
 func TestForgottenClose(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankForgottenClose"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankForgottenClose"}) })
 }
 
-func TestSteadyState(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
+// TestPair has two ranks of one job run several tests.
+func TestPair(t *testing.T) {
+	const tests = "TestRankSteadyState|TestRankSendFirst|TestRankGroupMessages|TestRankBusyProgress|TestRankWrongLength"
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: tests}) })
 }
 
 // TestShared has ranks share memory, and one that does not want to.
@@ -72,26 +73,8 @@ func TestClosedMemory(t *testing.T) {
 	})
 }
 
-func TestSendFirst(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
-}
-
-func TestGroupMessages(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankGroupMessages"}) })
-}
-
 func TestProgress(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
-}
-
-func TestBusyProgress(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 2, test: "TestRankBusyProgress", limit: time.Minute})
-	})
-}
-
-func TestWrongLength(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankWrongLength"}) })
 }
 
 func TestSerialized(t *testing.T) {
@@ -166,19 +149,14 @@ func TestStandardABI(t *testing.T) {
 		}
 		lib := filepath.Join(t.TempDir(), "libmpi_abi.so.0")
 		require.NoError(t, os.Symlink(l.compile(t, filepath.Join("testdata", "abi.c"), "-shared", "-fPIC"), lib))
-		tests := []string{"TestRankNative", "TestRankManyMessages", "TestRankStandardABI"}
+		library := env.MPILibrary + "=" + lib
 		if extended {
-			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), env.MPILibrary+"="+lib)})
-			tests = append(tests, "TestRankDisagreement")
+			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), library)})
+			l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: []string{library}})
 		}
-		for _, test := range tests {
-			ranks := 3
-			if test == "TestRankManyMessages" {
-				ranks = 2
-			}
-			l.mustRun(t, job{ranks: ranks, test: test, env: []string{env.MPILibrary + "=" + lib}})
-		}
-		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{env.MPILibrary + "=" + lib, nativeVariable + "=2"}})
+		l.mustRun(t, job{ranks: 3, test: "TestRankStandardABI|TestRankNative", env: []string{library, env.MPICollectives + "=native"}})
+		l.mustRun(t, job{ranks: 2, test: "TestRankManyMessages", env: []string{library}})
+		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{library, nativeVariable + "=2"}})
 	})
 }
 

@@ -19,10 +19,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
-
-	"github.com/tutti-go/tutti/internal/cc"
 )
 
 // launcher starts processes of one MPI implementation.
@@ -198,7 +198,7 @@ func onlyChild(t *testing.T) {
 // job is an MPI job of this test binary.
 type job struct {
 	ranks   int
-	test    string   // the test that the ranks run
+	test    string   // the test that the ranks run, or several: "A|B"
 	options []string // for mpirun
 	env     []string
 	dir     string // for the ranks' files, a new one if empty
@@ -210,12 +210,20 @@ type job struct {
 // waiting for deadlines, but their ranks also keep processors busy.
 var slots = make(chan struct{}, max(4, runtime.NumCPU()/4))
 
-// TestMain has as many tests go on side by side, unless -parallel says otherwise.
+// TestMain has as many tests go on side by side, unless -parallel says otherwise. A rank finalizes MPI when all tests of
+// its job have ended.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(cap(slots))); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if isChild() {
+		if err := mpi.Finalize(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, "FAIL: Finalize:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // run runs a job and returns its output and how it ended.
@@ -240,7 +248,7 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	if j.through != "" {
 		args = append(args, j.through)
 	}
-	args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String(),
+	args = append(args, self, "-test.run=^("+j.test+")$", "-test.failfast", "-test.v=false", "-test.timeout="+j.limit.String(),
 		fmt.Sprintf("-test.short=%t", testing.Short()))
 	cmd := exec.CommandContext(ctx, mpirun, args...)
 	cmd.Env = slices.Concat(jobtest.Environment(t), l.env, j.env, l.crowded)

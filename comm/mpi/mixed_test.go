@@ -23,10 +23,10 @@ const nativeVariable = "TUTTI_MPI_TEST_NATIVE"
 
 const mixedRanks = 4
 
-// TestMixedCollectives has native collectives on some ranks only.
+// TestMixedCollectives has native collectives on some ranks only. TestStandardABI has them on one.
 func TestMixedCollectives(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) {
-		for _, native := range []string{"0", "1 2", "0 1 3"} {
+		for _, native := range []string{"1 2", "0 1 3"} {
 			l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{nativeVariable + "=" + native}})
 		}
 	})

@@ -45,13 +45,12 @@ type rank struct {
 // takes longer at most.
 const rankTimeout = 3 * time.Minute
 
-// newRank initializes MPI, and finalizes it when the test ends.
+// newRank initializes MPI, which [TestMain] finalizes.
 func newRank(t *testing.T) rank {
 	t.Helper()
 	onlyChild(t)
 	world, err := mpi.Init(context.Background())
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, mpi.Finalize(context.Background())) })
 	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
 	t.Cleanup(cancel)
 	return rank{t, world, cpu.New(), ctx}
