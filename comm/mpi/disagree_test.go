@@ -23,27 +23,6 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestDisagreement has ranks disagree and then abort, three of them, and two disagree.
-func TestDisagreement(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
-		for _, env := range l.transports() {
-			if env != nil {
-				t.Run("through MPI", func(t *testing.T) {
-					t.Parallel()
-					l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement|TestRankAborting", env: env})
-				})
-				continue
-			}
-			for ranks, test := range map[int]string{2: "TestRankDisagreement", 3: "TestRankDisagreement|TestRankAborting"} {
-				t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
-					t.Parallel()
-					l.mustRun(t, job{ranks: ranks, test: test})
-				})
-			}
-		}
-	})
-}
-
 // TestFailedSplit lets one rank fail in the steps of a Split where MPI does not tell
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {

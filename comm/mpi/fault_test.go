@@ -21,15 +21,14 @@ var faultsElsewhere = map[string]func(*testing.T){
 	"no library": TestMissingLibrary, "another launcher": TestMixedUp,
 }
 
+// TestFaults has the matrix, and faults that are not in it. [TestNative] has the matrix with the library's collectives.
 func TestFaults(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		native := []string{env.MPICollectives + "=native"}
-		ways := map[string][][]string{"openmpi": {nil, withoutSharing}, "mpich": {native}}[l.name]
-		if extended {
-			ways = [][]string{nil, withoutSharing, native}
-		}
-		for _, env := range ways {
-			l.mustRun(t, job{ranks: 3, test: "TestRankFaults", env: env})
+		for _, env := range l.transports() {
+			l.mustRun(t, job{ranks: 3, test: "TestRankFaults|TestRankDisagreement|TestRankAborting", env: env})
+			if env == nil {
+				l.mustRun(t, job{ranks: 2, test: "TestRankDisagreement"})
+			}
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -22,28 +23,34 @@ func TestLifecycle(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankLifecycle"}) })
 }
 
-// TestRunIsNamed: the flight records of all ranks of a run have one name, which no other run has.
+// TestRunIsNamed has worlds of one rank. [TestShared] and [TestNative] have larger ones.
 func TestRunIsNamed(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) {
-		seen := map[string]bool{}
-		for _, world := range []struct {
-			ranks int
-			env   []string
-		}{{3, nil}, {3, []string{env.MPICollectives + "=native"}}, {1, nil}, {1, nil}} {
-			dir := t.TempDir()
-			l.mustRun(t, job{ranks: world.ranks, test: "TestRankRunIsNamed", dir: dir, env: world.env})
-			first, err := os.ReadFile(nameOf(dir, 0))
-			require.NoError(t, err)
-			assert.NotEmpty(t, first)
-			for rank := range world.ranks {
-				name, err := os.ReadFile(nameOf(dir, rank))
-				require.NoError(t, err)
-				assert.Equal(t, string(first), string(name), "rank %d", rank)
-			}
-			assert.False(t, seen[string(first)], string(first))
-			seen[string(first)] = true
+		for range 2 {
+			l.mustRunNamed(t, job{ranks: 1, test: "TestRankRunIsNamed"})
 		}
 	})
+}
+
+// names are those of all runs, of mustRunNamed.
+var names sync.Map
+
+// mustRunNamed runs a job whose tests include TestRankRunIsNamed: the flight records of all its ranks have one name,
+// which no other run has.
+func (l launcher) mustRunNamed(t *testing.T, j job) {
+	t.Helper()
+	j.dir = t.TempDir()
+	l.mustRun(t, j)
+	first, err := os.ReadFile(nameOf(j.dir, 0))
+	require.NoError(t, err)
+	assert.NotEmpty(t, first)
+	for rank := range j.ranks {
+		name, err := os.ReadFile(nameOf(j.dir, rank))
+		require.NoError(t, err)
+		assert.Equal(t, string(first), string(name), "rank %d", rank)
+	}
+	_, taken := names.LoadOrStore(string(first), true)
+	assert.False(t, taken, string(first))
 }
 
 // TestForgottenClose: a sub-communicator that is garbage without Close is logged, once.
@@ -60,9 +67,8 @@ func TestPair(t *testing.T) {
 // TestShared has ranks share memory, and one that does not want to.
 func TestShared(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) {
-		for _, off := range []string{"", "1"} {
-			l.mustRun(t, job{ranks: 3, test: "TestRankShared", env: []string{offVariable + "=" + off}})
-		}
+		l.mustRunNamed(t, job{ranks: 3, test: "TestRankRunIsNamed|TestRankShared|TestRankProgress"})
+		l.mustRun(t, job{ranks: 3, test: "TestRankShared", env: []string{offVariable + "=1"}})
 	})
 }
 
@@ -73,16 +79,18 @@ func TestClosedMemory(t *testing.T) {
 	})
 }
 
-func TestProgress(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
-}
-
 func TestSerialized(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSerialized"}) })
 }
 
 func TestNative(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		test := "TestRankNative|TestRankRunIsNamed"
+		if l.name == "openmpi" || extended {
+			test += "|TestRankFaults"
+		}
+		l.mustRunNamed(t, job{ranks: 3, test: test, env: []string{env.MPICollectives + "=native"}})
+	})
 }
 
 // TestKilledRank kills a process in the middle of a collective. The launcher

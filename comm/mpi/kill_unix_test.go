@@ -278,7 +278,7 @@ func (m *mourner) run(pattern string, id int) (became kills, err error) {
 	if d.calls = 0; m.mortal {
 		d.at = m.at
 	}
-	ctx, cancel := context.WithTimeout(m.ctx, 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(m.ctx, 100*time.Millisecond)
 	defer cancel()
 	failed := s.AllReduce(ctx, x)
 	beyond := d.calls <= m.at
