@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
@@ -120,11 +121,16 @@ func (p *probe) relative(kind string, c comm.Communicator) {
 // ending call that no lock guards.
 func abortWhileCallsEnd(p *probe) {
 	const dt, n = dtype.U8, 40
+	const messages = 11 // before the abort are fewer than this
+	rounds := p.rounds(3 * messages)
+	if race.Enabled || thorough {
+		rounds = p.rounds(60)
+	}
 	send := p.alloc(reference.Payload(n, p.rank))
 	recv := p.alloc(make([]byte, n*p.size))
 	mark := reference.Tile(poisonBlock, 0, n*p.size)
 	p.awaitCopies()
-	for round := range p.rounds(60) {
+	for round := range rounds {
 		culprit := p.size - 1 - round%p.size
 		before := 1 + round/p.size%3
 		c := p.split(0, p.rank)
@@ -135,7 +141,7 @@ func abortWhileCallsEnd(p *probe) {
 			if completed == before && p.rank == culprit {
 				go func() {
 					var err error
-					for range round % 11 {
+					for range round % messages {
 						err = errors.Join(
 							err,
 							p.c.Group(

@@ -75,7 +75,7 @@ var (
 
 // patience is how long a context waits for ranks that never come. They do not
 // come however long it is, so no test depends on it.
-const patience = 50 * time.Millisecond
+const patience = 20 * time.Millisecond
 
 // endings are the ways in which a context ends, and the error of each.
 var endings = []struct {

@@ -26,11 +26,11 @@ import (
 // TestFailedSplit lets one rank fail in the steps of a Split where MPI does not tell
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
-	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankAbortedSplit", "TestRankAbandonedSplit",
-		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime",
-		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankFinalizeLate"} {
+	for test, ranks := range map[string]int{"TestRankFailedSplit": 3, "TestRankSkippedSplit": 3, "TestRankAbortedSplit": 3,
+		"TestRankAbandonedSplit": 2, "TestRankSerializedSplit": 3, "TestRankSerializedFree": 2, "TestRankFinalizeInTime": 2,
+		"TestRankFinalizeAlone": 3, "TestRankFinalizeHangs": 2, "TestRankFinalizeLate": 3} {
 		t.Run(test, func(t *testing.T) {
-			forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 3, test: test}) })
+			forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: ranks, test: test}) })
 		})
 	}
 }
@@ -552,7 +552,7 @@ func TestRankFinalizeInTime(t *testing.T) {
 		comms = append(comms, one)
 	}
 	for i, one := range comms { // which nobody sends
-		require.NoError(t, one.Recv(buf+uintptr(8*i), 1, dtype.F32, (one.Rank()+1)%3, 1))
+		require.NoError(t, one.Recv(buf+uintptr(8*i), 1, dtype.F32, (one.Rank()+1)%one.WorldSize(), 1))
 	}
 	for _, one := range comms {
 		mpi.CloseWithin(one, time.Hour)
