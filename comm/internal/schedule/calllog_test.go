@@ -118,23 +118,34 @@ func differentCalls() (calls []comm.Call) {
 func TestFingerprints(t *testing.T) {
 	const room = 53
 	calls := differentCalls()
-	histories := map[uint64]string{}
-	add := func(log *callLog, c *comm.Call, before string) {
+	const none = -1
+	type history struct{ first, next int } // indices of calls
+	histories := map[uint64]history{}
+	text := func(h history) string {
+		first := &calls[h.first]
+		if h.next == none {
+			return fmt.Sprint(first, first.RecvCounts)
+		}
+		next := &calls[h.next]
+		return fmt.Sprint(first, first.RecvCounts, ", ", next, next.RecvCounts)
+	}
+	add := func(log *callLog, c *comm.Call, h history) {
 		log.add(newEntry(c), c.RecvCounts)
-		text := fmt.Sprint(before, c, c.RecvCounts)
 		bits := log.fingerprint >> (64 - room)
-		require.Empty(t, histories[bits], "the fingerprint of %s", text)
-		histories[bits] = text
+		if other, ok := histories[bits]; ok {
+			t.Fatalf("%s and %s have one fingerprint", text(other), text(h))
+		}
+		histories[bits] = h
 	}
 	for i := range calls {
 		log := new(callLog)
-		add(log, &calls[i], "")
+		add(log, &calls[i], history{i, none})
 		if i%7 > 0 {
 			continue
 		}
 		for k := 0; k < len(calls); k += 11 {
 			next := &callLog{fingerprint: log.fingerprint}
-			add(next, &calls[k], calls[i].String()+", ")
+			add(next, &calls[k], history{i, k})
 		}
 	}
 	t.Logf("%d histories", len(histories))
