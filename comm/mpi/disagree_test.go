@@ -689,9 +689,9 @@ func TestRankLateRanks(t *testing.T) {
 			mine[i] = float32(me + round + i%7)
 		}
 		if late == me {
-			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond)
+			time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
 		} else {
-			random.IntN(40)
+			random.IntN(20)
 		}
 		want := func(q, i int) float32 { return float32(q + round + i%7) }
 		check := func(at int, value func(i int) float32) {

@@ -26,9 +26,6 @@ func TestFaults(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		for _, env := range l.transports() {
 			l.mustRun(t, job{ranks: 3, test: "TestRankFaults|TestRankDisagreement|TestRankAborting", env: env})
-			if env == nil {
-				l.mustRun(t, job{ranks: 2, test: "TestRankDisagreement"})
-			}
 		}
 	})
 }

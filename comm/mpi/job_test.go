@@ -60,7 +60,8 @@ func TestForgottenClose(t *testing.T) {
 
 // TestPair has two ranks of one job run several tests.
 func TestPair(t *testing.T) {
-	const tests = "TestRankSteadyState|TestRankSendFirst|TestRankGroupMessages|TestRankBusyProgress|TestRankWrongLength"
+	const tests = "TestRankDisagreement|TestRankSteadyState|TestRankSendFirst|TestRankGroupMessages|" +
+		"TestRankBusyProgress|TestRankWrongLength"
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: tests}) })
 }
 
@@ -162,7 +163,8 @@ func TestStandardABI(t *testing.T) {
 			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), library)})
 			l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: []string{library}})
 		}
-		l.mustRun(t, job{ranks: 3, test: "TestRankStandardABI|TestRankNative", env: []string{library, env.MPICollectives + "=native"}})
+		native := env.MPICollectives + "=native"
+		l.mustRun(t, job{ranks: 3, test: "TestRankStandardABI|TestRankNative", env: []string{library, native}})
 		l.mustRun(t, job{ranks: 2, test: "TestRankManyMessages", env: []string{library}})
 		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{library, nativeVariable + "=2"}})
 	})
