@@ -56,7 +56,7 @@ var (
 
 // newComm makes a communicator. If it fails, base is unchanged.
 func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o order) (*Comm, error) {
-	end, table, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience, o)
+	end, table, err := connect(ctx, base, rt, worldSizes(base.WorldSize()), patience, o)
 	if err != nil {
 		return nil, err
 	}

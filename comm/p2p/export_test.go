@@ -1,12 +1,37 @@
 package p2p
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"io"
+	"os"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
+
+func init() {
+	if os.Getenv(gputest.StandInVariable) == "" {
+		return
+	}
+	worldSizes = func(ranks int) sizes {
+		s := defaults(ranks)
+		s.words >>= 4
+		s.oneStep >>= 4
+		s.twoSteps >>= 4
+		return s
+	}
+	r, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err == nil {
+		compressed, err = io.ReadAll(r)
+	}
+	if err != nil {
+		panic(err)
+	}
+}
 
 // NewWithLimit makes a communicator that runs operations on pieces of up to that many bytes over peer memory,
 // instead of up to the size of the table.

@@ -11,6 +11,9 @@ type sizes struct {
 	blocks     int // maximum of any kernel
 }
 
+// worldSizes is defaults. Tests with stand-ins have less memory to fill.
+var worldSizes = defaults
+
 // defaults returns the sizes for a number of ranks.
 func defaults(ranks int) sizes {
 	s := sizes{

@@ -29,17 +29,28 @@ func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
 }
 
 func (r *Runtime) loadModule(ptx []byte) (uintptr, error) {
-	ptx, err := decompress(ptx)
+	text, err := moduleText(ptx, r.StartsEarly())
 	if err != nil {
 		return 0, err
 	}
-	if r.StartsEarly() && bytes.Contains(ptx, []byte(uncovers)) {
-		ptx = []byte(forNewer.Replace(string(ptx)))
-	}
-	text := append(ptx[:len(ptx):len(ptx)], 0) // the driver reads a C string
 	h, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
 	goruntime.KeepAlive(text)
 	return h, err
+}
+
+// moduleText is driverText. Tests with stand-ins, which open hundreds of runtimes, keep the texts.
+var moduleText = driverText
+
+// driverText returns PTX as the C string that the driver reads, for compute capability 9.0 if kernels may start early.
+func driverText(ptx []byte, startsEarly bool) ([]byte, error) {
+	ptx, err := decompress(ptx)
+	if err != nil {
+		return nil, err
+	}
+	if startsEarly && bytes.Contains(ptx, []byte(uncovers)) {
+		ptx = []byte(forNewer.Replace(string(ptx)))
+	}
+	return append(ptx[:len(ptx):len(ptx)], 0), nil
 }
 
 // decompress returns PTX as plain text.

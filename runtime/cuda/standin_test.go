@@ -31,6 +31,35 @@ const (
 	wantedVariable  = "TUTTI_TEST_WANTED"   // what the error of Open says there
 )
 
+func init() {
+	if os.Getenv(standInVariable) != "" {
+		moduleText = keptTexts(driverText)
+	}
+}
+
+// keptTexts returns a function that prepares each text once.
+func keptTexts(prepare func(ptx []byte, startsEarly bool) ([]byte, error)) func([]byte, bool) ([]byte, error) {
+	type key struct {
+		ptx         string
+		startsEarly bool
+	}
+	var mu sync.Mutex
+	texts := map[key][]byte{}
+	return func(ptx []byte, startsEarly bool) ([]byte, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		k := key{string(ptx), startsEarly}
+		if text, kept := texts[k]; kept {
+			return text, nil
+		}
+		text, err := prepare(ptx, startsEarly)
+		if err == nil {
+			texts[k] = text
+		}
+		return text, err
+	}
+}
+
 // TestOnStandIns runs the tests that need a driver, and those that provoke
 // what a GPU does not do on request, without a GPU.
 func TestOnStandIns(t *testing.T) {
