@@ -11,10 +11,12 @@ import (
 )
 
 const (
-	chunks     = 4        // of a long call
-	longCall   = 16 << 20 // bytes of a call that is done in chunks
+	chunks     = 4 // of a long call
 	countBytes = 8
 )
+
+// longCall is the bytes of a call that is done in chunks, at least. Tests lower it.
+var longCall = 16 << 20
 
 // divides reports whether a call is done in chunks, whose copies run beside the reductions of others: a long one
 // of host memory, each of whose elements is for itself. All ranks find the same.

@@ -19,7 +19,8 @@ import (
 
 // TestLongCalls: calls that are done in chunks give the bits of the same calls without a device.
 func TestLongCalls(t *testing.T) {
-	const n, ranks, root = 1<<21 + 7, 3, 1
+	const n, ranks, root = 1<<13 + 7, 3, 1
+	staged.ShortChunks(t, 8<<13)
 	calls := map[string]func(c comm.Communicator, send, recv uintptr) error{
 		"allreduce": func(c comm.Communicator, send, recv uintptr) error {
 			return c.AllReduce(send, recv, n, dtype.F64, comm.Sum)
@@ -78,7 +79,8 @@ func TestLongCalls(t *testing.T) {
 
 // TestLongCallsDisagree: ranks whose numbers of elements differ find it out, also where chunks are as long as a call.
 func TestLongCallsDisagree(t *testing.T) {
-	const n = 1 << 21
+	const n = 1 << 13
+	staged.ShortChunks(t, 8*n)
 	for _, other := range []int{n / 4, n + 1, n + 4} {
 		host := cpu.New()
 		device := apart{cpu.New()}

@@ -106,14 +106,16 @@ func TestStaged(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{3}
 	}
+	many := sizes[len(sizes)-1:]
 	for _, k := range []struct {
 		name          string
 		memory, other runtime.Runtime
-	}{{"of a device", device, host}, {"of the host", host, device}} {
+		sizes         []int
+	}{{"of a device", device, host, sizes}, {"of the host", host, device, many}} {
 		t.Run(k.name, func(t *testing.T) {
 			commtest.Run(t, commtest.Backend{
 				Name:  "staged",
-				Sizes: sizes,
+				Sizes: k.sizes,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 					world, err := local.New(size)
 					if err != nil {

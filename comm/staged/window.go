@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	windowBytes = 64 << 20 // of the parts of all ranks, at most
-	longPiece   = 8 << 20  // bytes of a piece of a call, at most
-	fewPieces   = 8        // of a call whose pieces are neither short nor long
-	shareAlign  = 256      // bytes of which a share is a multiple
+	longPiece  = 8 << 20 // bytes of a piece of a call, at most
+	fewPieces  = 8       // of a call whose pieces are neither short nor long
+	shareAlign = 256     // bytes of which a share is a multiple
 )
 
 // Tests lower these.
 var (
-	windowCall = 2 << 20 // bytes of a call that goes through the window, at least
-	shortPiece = 4 << 20 // bytes of a piece of a call that is cut, at least
+	windowBytes = 64 << 20 // of the parts of all ranks, at most
+	windowCall  = 2 << 20  // bytes of a call that goes through the window, at least
+	shortPiece  = 4 << 20  // bytes of a piece of a call that is cut, at least
 )
 
 // sharer is a communicator whose ranks may share memory of the host.
