@@ -945,6 +945,7 @@ func TestStandInCreationEnds(t *testing.T) {
 // A rank that NCCL refuses tells the others, which wait for it in their creation.
 func TestStandInCreationWithoutARank(t *testing.T) {
 	s, rt := openStandIns(t)
+	nccl.UnmapWithin(t, 10*time.Millisecond)
 	for _, way := range []struct {
 		name   string
 		create func(ctx context.Context, errs []error)

@@ -11,9 +11,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
+
+// builds are the files of this process, by what was asked for: a program that is built again need not be preprocessed.
+var builds sync.Map
 
 // Build compiles a source file, followed by text, and returns the path of the library or program. compilers are names
 // separated by blanks; the first installed one compiles. Build skips the test if none is installed, if the source is
@@ -37,6 +41,15 @@ func Build(tb testing.TB, compilers, source, text string, flags ...string) (file
 	if compiler == "" {
 		tb.Skipf("needs a compiler: %s", compilers)
 	}
+	asked := fmt.Sprintf("%q", append([]string{compiler, source, text}, flags...))
+	if file, built := builds.Load(asked); built {
+		return file.(string), nil
+	}
+	defer func() {
+		if err == nil {
+			builds.Store(asked, file)
+		}
+	}()
 	run := func(args ...string) (out []byte) {
 		if err == nil {
 			cmd := exec.Command(compiler, args...)
