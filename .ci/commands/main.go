@@ -169,8 +169,8 @@ var inClone = regexp.MustCompile(`^(\w+=\S+ )*(\.ci/|lab/|go \w+ (-C|\./))`)
 // text in a file shows it.
 var evidence = []struct{ pattern, file, shows, reason string }{
 	{`^go (run|build) \./(examples/[\w-]+|delta/example)$`, ".ci/run", `./examples/... ./delta/example`, ""},
-	{`^go test \./examples/gradients$`, ".ci/run", `go test -count=1 -vet all`, ""},
-	{`^go (run|build) \./\.ci/bits$`, ".ci/run", `go build -o "$scratch/bits" ./.ci/bits`, ""},
+	{`^go test \./examples/gradients$`, ".ci/run", `go test -p "$at_once" -count=1 -vet all`, ""},
+	{`^go (run|build) \./\.ci/bits$`, ".ci/run", `go build "$bare" -o "$scratch/bits" ./.ci/bits`, ""},
 	{`^tutti launch -n 3 \./bits$`, ".ci/run", `same_bits "$tutti" launch -n 3 "$scratch/bits"`, ""},
 	{`^(TUTTI_EXTENDED=1 )?\.ci/run any_ranks$`, ".ci/run", `step 15 "same bits for any number of ranks" any_ranks`, ""},
 	{`^tutti launch .*(--machines|--join) .*train --backend tcp$`, "cmd/tutti/launch_test.go",
