@@ -40,13 +40,14 @@ func TestConformance(t *testing.T) {
 		sizes, extended []int
 		calls           int
 	}{
-		{"connections=1", 1, apart, []int{2}, []int{1, 2, 5}, 0},
+		{"connections=1", 1, apart, nil, []int{1, 2, 5}, 0},  // as TestNetworks has one
 		{"connections=3", 3, apart, nil, []int{2, 3}, calls}, // as between the hosts of "mixed"
 		{"shared", 0, together, []int{2}, []int{1, 2, 3, 5}, calls},
 		{"mixed", 3, twoAndOthers, []int{3}, []int{3, 5}, calls},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			tcp.Neighbors(t, v.machine)
+			processors(t, 4)
 			sizes := v.sizes
 			calls := v.calls
 			switch {
@@ -60,13 +61,14 @@ func TestConformance(t *testing.T) {
 			}
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
+			world := newSuiteWorld(t, func(c *tcp.Config) { c.Connections = v.connections })
 			commtest.Run(t, commtest.Backend{
 				Name:         "tcp",
 				Sizes:        sizes,
 				Calls:        calls,
 				LateMismatch: true,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-					return run(ctx, size, func(c *tcp.Config) { c.Connections = v.connections }, func(ctx context.Context, c comm.Communicator) error {
+					return world.run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 						return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 					})
 				},
@@ -105,9 +107,10 @@ func TestSoakOfTrees(t *testing.T) {
 func TestDistributed(t *testing.T) {
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
+	world := newSuiteWorld(t, nil)
 	distributedtest.Run(t, commtest.Backend{Name: "tcp", Sizes: []int{3}, LateMismatch: true,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			return run(ctx, size, nil, func(ctx context.Context, c comm.Communicator) error {
+			return world.run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		}}, distributedtest.SameBits(func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -41,6 +42,18 @@ func apart(int) int64          { return 0 }
 func together(int) int64       { return 1 }
 func twoAndOthers(r int) int64 { return int64(1 + r/2) }
 
+// processors has Go use at least some processors until the test ends, unless the environment says how many. Ranks that
+// share memory keep one each while they wait. As goroutines of one process they would leave none to its connections,
+// which Go then looks at every 10 ms. A process of its own has more processors than its rank takes.
+func processors(t *testing.T, atLeast int) {
+	if os.Getenv("GOMAXPROCS") != "" {
+		return
+	}
+	before := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(max(before, atLeast))
+	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+}
+
 // soon is a context that ends long after what tests wait for.
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -74,6 +87,61 @@ func run(ctx context.Context, size int, change func(c *tcp.Config), body func(ct
 		return err
 	}
 	return comm.Run(ctx, comms, body)
+}
+
+// suiteWorld is a world in which the cases of a suite follow each other, as a connection for each pair and each case
+// takes longer than most cases.
+type suiteWorld struct {
+	change func(c *tcp.Config)
+	comms  []comm.Communicator // nil before the first case, and behind one that failed
+}
+
+// newSuiteWorld returns a world that is made at its first use and closed when the test ends.
+func newSuiteWorld(t *testing.T, change func(c *tcp.Config)) *suiteWorld {
+	w := &suiteWorld{change: change}
+	t.Cleanup(func() { require.NoError(t, w.close(nil)) })
+	return w
+}
+
+// run runs body on the ranks of the world. A body that fails aborts its rank, so that no other one waits for it, and
+// the next case has another world.
+func (w *suiteWorld) run(ctx context.Context, size int, body func(ctx context.Context, c comm.Communicator) error) error {
+	if len(w.comms) != size {
+		err := w.close(nil)
+		if err != nil {
+			return err
+		}
+		w.comms, err = world(ctx, size, w.change)
+		if err != nil {
+			return err
+		}
+	}
+	errs := make([]error, size)
+	var all sync.WaitGroup
+	for rank, c := range w.comms {
+		all.Go(func() {
+			errs[rank] = body(ctx, c)
+			if errs[rank] != nil {
+				_ = comm.CloseAll(c, errs[rank]) // the cause is returned
+			}
+		})
+	}
+	all.Wait()
+	err := errors.Join(errs...)
+	if err != nil {
+		_ = w.close(err)
+	}
+	return err
+}
+
+// close closes the world's ranks, or aborts them because of cause.
+func (w *suiteWorld) close(cause error) error {
+	var errs []error
+	for _, c := range w.comms {
+		errs = append(errs, comm.CloseAll(c, cause))
+	}
+	w.comms = nil
+	return errors.Join(errs...)
 }
 
 // open returns a world that the test closes.

@@ -36,33 +36,34 @@ func TestNetworks(t *testing.T) {
 	for _, v := range []struct {
 		name    string
 		size    int
-		network func() store.Network
+		network store.Network
 	}{
-		{"pipes", 2, func() store.Network { return new(networktest.Pipes) }},
-		{"sockets", 3, func() store.Network { return networktest.NewSockets(t) }},
+		{"pipes", 2, new(networktest.Pipes)},
+		{"sockets", 3, networktest.NewSockets(t)},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			if testing.Short() && v.name != "pipes" {
-				t.Skip("sockets are those of other tests")
+			if !extended && v.name != "pipes" {
+				t.Skip("set TUTTI_EXTENDED: sockets are those of other tests")
 			}
 			suite(t, v.size, v.network)
 		})
 	}
 }
 
-// suite runs the suite on ranks that could share memory, and do not, each world over its own network.
-func suite(t *testing.T, size int, network func() store.Network) {
+// suite runs the suite on ranks that could share memory, and do not.
+func suite(t *testing.T, size int, network store.Network) {
 	const calls = 512 // each takes two goroutines of both sides
 	tcp.Neighbors(t, together)
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
+	world := newSuiteWorld(t, over(network))
 	commtest.Run(t, commtest.Backend{
 		Name:         "tcp",
 		Sizes:        []int{size},
 		Calls:        calls,
 		LateMismatch: true,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			return run(ctx, size, over(network()), func(ctx context.Context, c comm.Communicator) error {
+			return world.run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		},
