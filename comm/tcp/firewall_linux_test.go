@@ -14,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 const (
@@ -47,7 +48,7 @@ func TestRanksBehindFirewall(t *testing.T) {
 	}
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
 	require.NoError(t, err)
-	log := logTo(t)
+	log := logtest.Capture(t)
 	server := store.NewServer(store.Options{})
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -62,16 +63,14 @@ func TestRanksBehindFirewall(t *testing.T) {
 			assert.ErrorContains(t, err, "timeout (does a firewall let the machines reach each other?)")
 		})
 	}
-	for rank, text := range map[string]string{
-		"0": "it reports that this rank cannot be reached at [" + droppedAddress + "]",
-		"1": "cannot be reached at [" + droppedAddress + "]",
+	for rank, text := range []string{
+		"it reports that this rank cannot be reached at [" + droppedAddress + "]",
+		"cannot be reached at [" + droppedAddress + "]",
 	} {
-		require.Eventually(t, func() bool {
-			lines := strings.Join(log.lines(rank), "")
-			return strings.Contains(lines, text) && strings.Contains(lines, "timeout")
-		}, time.Minute, 10*time.Millisecond, "rank %s", rank)
+		require.Eventually(t, func() bool { return said(log, rank, text, "timeout") },
+			time.Minute, 10*time.Millisecond, "rank %d", rank)
 	}
-	first := log.lines("1")[0]
+	first := linesOf(log, 1)[0]
 	assert.Contains(t, first, "no answer yet from ["+droppedAddress+"]", "it speaks before the first attempt has failed")
 	cancel()
 	all.Wait()

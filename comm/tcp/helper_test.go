@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"os"
 	"runtime"
 	"sync"
@@ -30,6 +31,10 @@ var conf = func() *tls.Config {
 func TestMain(m *testing.M) {
 	if os.Getenv(togetherVariable) == "" {
 		tcp.Neighbors(nil, apart)
+	}
+	// Tests that run side by side wait for silence and deadlines, and need no processor for it.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
 	}
 	m.Run()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -29,12 +29,10 @@ func collect() {
 // A communicator that nobody closes is found when it is garbage, one that is closed is not.
 func TestForgottenClose(t *testing.T) {
 	collect() // what earlier tests have lost
-	log := logTo(t)
+	log := logtest.Capture(t)
 	found := func() bool {
 		runtime.GC()
-		log.mu.Lock()
-		defer log.mu.Unlock()
-		return strings.Contains(log.text.String(), "communicators were never closed")
+		return len(log.Lines("communicators were never closed")) > 0
 	}
 	create := func(closes bool) {
 		c, err := New(context.Background(), nil, Config{WorldSize: 1})
@@ -55,7 +53,7 @@ func TestForgottenClose(t *testing.T) {
 // A communicator that is being closed is not forgotten, though its handle is garbage while Close drains.
 func TestCloseIsNotForgotten(t *testing.T) {
 	collect() // what earlier tests have lost
-	log := logTo(t)
+	log := logtest.Capture(t)
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{})
@@ -90,7 +88,5 @@ func TestCloseIsNotForgotten(t *testing.T) {
 	require.NoError(t, <-closed)
 	require.NoError(t, peer.Close())
 	require.NoError(t, rt.Deallocate(memory))
-	log.mu.Lock()
-	defer log.mu.Unlock()
-	require.NotContains(t, log.text.String(), "never closed")
+	require.Empty(t, log.Lines("never closed"))
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"os"
 	goruntime "runtime"
 	"sync"
 	"testing"
@@ -344,7 +345,11 @@ func TestMutants(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for i := range 150 {
+	scripts := 80
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		scripts = 600
+	}
+	for i := range scripts {
 		script := make([]byte, 3*(1+random.IntN(3)))
 		for j := range script {
 			script[j] = byte(random.Uint32())

@@ -1,11 +1,10 @@
 package tcp
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,89 +16,77 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
-// logged is what was logged since the beginning of a test.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-// lines returns the lines of a rank.
-func (l *logged) lines(rank string) (lines []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.text.String()) {
-		if strings.Contains(line, "tcp: waiting") && strings.Contains(line, " rank="+rank+" ") {
+// linesOf returns what a rank has said while it waited for others.
+func linesOf(log *logtest.Log, rank int) (lines []string) {
+	for _, line := range log.Lines("tcp: waiting") {
+		if strings.Contains(line, fmt.Sprintf(" rank=%d ", rank)) {
 			lines = append(lines, line)
 		}
 	}
 	return lines
 }
 
-func logTo(t *testing.T) *logged {
-	l := new(logged)
-	earlier := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
-	t.Cleanup(func() { slog.SetDefault(earlier) })
-	return l
+// said reports whether a rank has said texts while it waited for others, in one line.
+func said(log *logtest.Log, rank int, texts ...string) bool {
+	return slices.ContainsFunc(linesOf(log, rank), func(line string) bool {
+		return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) })
+	})
 }
 
-// Ranks that wait for each other say so, on both sides: whom they miss, where they have tried, and how that failed.
+// Ranks that wait for each other say so, on both sides: whom they miss, where they have tried, and how that failed. The
+// worlds wait side by side, and each has lines that no other one has.
 func TestWaitSpeaks(t *testing.T) {
+	t.Parallel()
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
 	require.NoError(t, err)
 	closed := jobtest.Address(t, 1)
-	for _, test := range []struct {
-		name      string
-		advertise []string
-		ranks     []int
-		want      map[string][]string // by rank: each is in one of its lines
-	}{
-		{
-			"a port that nobody serves", []string{closed}, []int{0, 1},
-			map[string][]string{
-				"0": {"no connection to rank 1", "it reports that this rank cannot be reached at [" + closed + "]"},
-				"1": {"no connection to rank 0", "cannot be reached at [" + closed + "]", "refused"},
-			},
-		},
-		{
-			"a rank that does not come", nil, []int{0},
-			map[string][]string{"0": {"no connection to rank 1", "it has not connected to this rank, which listens at"}},
-		},
-		{"a rank 0 that does not come", nil, []int{1}, map[string][]string{"1": {"no connection to rank 0", "it has published no address"}}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			log := logTo(t)
-			server := store.NewServer(store.Options{})
-			defer server.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			var all sync.WaitGroup
-			for _, rank := range test.ranks {
-				all.Go(func() {
-					kv := server.Local(string(rune('0' + rank)))
-					c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost", Advertise: test.advertise}
-					_, err := New(ctx, kv, c)
-					assert.ErrorIs(t, err, comm.ErrCanceled)
-				})
-			}
-			for rank, texts := range test.want {
-				for _, text := range texts {
-					require.Eventually(t, func() bool { return strings.Contains(strings.Join(log.lines(rank), ""), text) },
-						time.Minute, 10*time.Millisecond, "rank %s, %q in %q", rank, text, log.lines(rank))
-				}
-			}
-			cancel()
-			all.Wait()
+	listening := jobtest.Address(t, 1)
+	log := logtest.Capture(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	wait := func(server *store.Server, c Config) {
+		c.TLS = conf
+		all.Go(func() {
+			_, err := New(ctx, server.Local(fmt.Sprint(c.Rank)), c)
+			assert.ErrorIs(t, err, comm.ErrCanceled)
 		})
 	}
+	newServer := func() *store.Server {
+		server := store.NewServer(store.Options{})
+		t.Cleanup(func() { assert.NoError(t, server.Close()) })
+		return server
+	}
+	unserved := newServer()
+	for rank := range 2 {
+		wait(unserved, Config{Rank: rank, WorldSize: 2, Listen: "localhost", Advertise: []string{closed}})
+	}
+	wait(newServer(), Config{Rank: 0, WorldSize: 2, Listen: listening})
+	withoutFirst := newServer()
+	for rank := 1; rank <= 2; rank++ {
+		wait(withoutFirst, Config{Rank: rank, WorldSize: 3, Listen: "localhost"})
+	}
+	for _, line := range []struct {
+		about string
+		rank  int
+		texts []string
+	}{
+		{"a port that nobody serves", 0, []string{"no connection to rank 1", "it reports that this rank cannot be reached at [" + closed + "]"}},
+		{"a port that nobody serves", 1, []string{"no connection to rank 0", "cannot be reached at [" + closed + "]", "refused"}},
+		{
+			"a rank that does not come", 0,
+			[]string{"no connection to rank 1", "it has not connected to this rank, which listens at [" + listening + "]"},
+		},
+		{"a rank 0 that does not come", 2, []string{"no connection to rank 0", "it has published no address"}},
+	} {
+		require.Eventually(t, func() bool { return said(log, line.rank, line.texts...) }, time.Minute, 10*time.Millisecond,
+			"%s: rank %d, %q in %q", line.about, line.rank, line.texts, linesOf(log, line.rank))
+	}
+	cancel()
+	all.Wait()
 }
 
 // tardy is a store that takes the time it needs, whatever the caller has.

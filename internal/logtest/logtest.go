@@ -4,6 +4,7 @@ package logtest
 import (
 	"bytes"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,20 +16,57 @@ type Log struct {
 	text bytes.Buffer // guarded by mu
 }
 
-// Capture redirects the program's log to a Log, until the test ends.
+// captures are the logs of the tests that run now.
+var captures struct {
+	mu     sync.Mutex
+	before *slog.Logger // the program's own; nil while no test captures it; guarded by mu
+	logs   []*Log       // guarded by mu
+}
+
+// Capture redirects the program's log to a Log, until the test ends. Tests that run side by side each have all of it.
 func Capture(t *testing.T) *Log {
 	l := &Log{}
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	captures.mu.Lock()
+	defer captures.mu.Unlock()
+	captures.logs = append(captures.logs, l)
+	if len(captures.logs) == 1 {
+		captures.before = slog.Default()
+		slog.SetDefault(slog.New(slog.NewTextHandler(all{}, nil)))
+	}
+	t.Cleanup(l.end)
 	return l
 }
 
+// end ends a capture.
+func (l *Log) end() {
+	captures.mu.Lock()
+	defer captures.mu.Unlock()
+	i := slices.Index(captures.logs, l)
+	captures.logs = slices.Delete(captures.logs, i, i+1)
+	if len(captures.logs) == 0 {
+		slog.SetDefault(captures.before)
+		captures.before = nil
+	}
+}
+
+// all writes to the logs of all tests.
+type all struct{}
+
 // Write implements [io.Writer].
-func (l *Log) Write(p []byte) (int, error) {
+func (all) Write(p []byte) (int, error) {
+	captures.mu.Lock()
+	defer captures.mu.Unlock()
+	for _, l := range captures.logs {
+		l.write(p)
+	}
+	return len(p), nil
+}
+
+// write adds to the log.
+func (l *Log) write(p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.text.Write(p)
+	l.text.Write(p)
 }
 
 // Lines returns the lines with a text.
