@@ -39,6 +39,7 @@ func TestFaults(t *testing.T) { faults(t) }
 
 // TestSharedFaults is TestFaults of ranks that share memory.
 func TestSharedFaults(t *testing.T) {
+	processors(t, 4)
 	tcp.Neighbors(t, together)
 	faults(t)
 }
@@ -216,7 +217,7 @@ func TestCutOff(t *testing.T) {
 			c.Listen, c.Advertise = at, []string{link.Addr().String()}
 		}
 	})
-	const n = 4 << 20
+	const n = 1 << 20
 	ctx := soon(t)
 	var all sync.WaitGroup
 	for r, c := range comms {

@@ -144,7 +144,7 @@ func TestRankOfLostInWindow(t *testing.T) {
 	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(windowSeed, 1))
 	const longest = 1 << 20
-	works := 200 + random.IntN(50) // before the loss
+	works := 40 + random.IntN(50) // before the loss
 	memory := cpu.New()
 	device := hosttest.NewDevice(memory)
 	if rank == 1 {

@@ -40,7 +40,7 @@ func TestStuckConnection(t *testing.T) {
 	}
 	tcp.Stuck(t, 0)
 	rt := cpu.New()
-	const elements = 16 << 20
+	const elements = 4 << 20
 	comms := open(t, 2, func(c *tcp.Config) { c.Connections, c.Silence = 3, time.Second })
 	own, other := tcp.Ports(comms[0], 1, 1)
 	for _, ports := range [][2]int{{own, other}, {other, own}} {
