@@ -21,21 +21,43 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
-	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 const port = ":9000"
 
-// TestBehindNAT runs the program on two hosts that are behind address translation and cannot reach each other.
+// programVariable has the test's process be the program.
+const programVariable = "TUTTI_TEST_RELAY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) != "" {
+		main()
+		return
+	}
+	m.Run()
+}
+
+// TestBehindNAT runs the program, and the conformance suite of communicators, on two hosts that are behind address
+// translation and cannot reach each other.
 func TestBehindNAT(t *testing.T) {
 	nat := networktest.NewNAT(t, 2)
-	program := jobtest.Build(t, ".")
+	_, err := dialFrom(nat.Hosts[0], "10.77.1.2:22")
+	require.Error(t, err, "the hosts are to reach the outside alone")
+	t.Run("program", func(t *testing.T) { testProgram(t, nat) })
+	t.Run("conformance", func(t *testing.T) { testConformance(t, nat) })
+}
+
+// testProgram runs the program on all hosts, and as the relay outside.
+func testProgram(t *testing.T, nat *networktest.NAT) {
+	program, err := os.Executable()
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	inside := func(n networktest.Namespace, args ...string) *exec.Cmd {
-		return exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", string(n), program}, args...)...)
+		cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", string(n), program}, args...)...)
+		cmd.Env = append(os.Environ(), programVariable+"=1")
+		return cmd
 	}
 	relay := inside(nat.Outside, "-serve", port)
 	require.NoError(t, relay.Start())
@@ -43,14 +65,11 @@ func TestBehindNAT(t *testing.T) {
 		_ = relay.Process.Kill()
 		_ = relay.Wait()
 	}()
-	_, err := dialFrom(nat.Hosts[0], "10.77.1.2:22")
-	require.Error(t, err, "the hosts are to reach the outside alone")
-
 	var all sync.WaitGroup
 	for rank := range nat.Hosts {
 		all.Go(func() {
 			cmd := inside(nat.Hosts[rank], "-relay", nat.Address(rank)+port, "-name", fmt.Sprint("rank", rank))
-			cmd.Env = append(os.Environ(), "WORLD_SIZE=2", fmt.Sprint("RANK=", rank), "MASTER_ADDR=rank0",
+			cmd.Env = append(cmd.Env, "WORLD_SIZE=2", fmt.Sprint("RANK=", rank), "MASTER_ADDR=rank0",
 				"MASTER_PORT=29500", "TUTTI_SECRET=a secret of this test, and of no other")
 			out, err := cmd.CombinedOutput()
 			assert.NoError(t, err, "%s", out)
@@ -105,9 +124,8 @@ func (a accepting) Accept() (conn net.Conn, err error) {
 	return conn, err
 }
 
-// TestConformanceBehindNAT runs the conformance suite of communicators through the relay.
-func TestConformanceBehindNAT(t *testing.T) {
-	nat := networktest.NewNAT(t, 2)
+// testConformance runs the conformance suite through the relay, all cases in one world.
+func testConformance(t *testing.T, nat *networktest.NAT) {
 	l, err := listenOutside(nat)
 	require.NoError(t, err)
 	defer l.Close()
@@ -116,19 +134,33 @@ func TestConformanceBehindNAT(t *testing.T) {
 	require.NoError(t, err)
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	comms, err := world(ctx, nat, conf)
+	require.NoError(t, err)
+	defer func() {
+		for _, c := range comms {
+			assert.NoError(t, c.Close())
+		}
+	}()
 	commtest.Run(t, commtest.Backend{
 		Name:         "tcp",
-		Sizes:        []int{2},
+		Sizes:        []int{len(comms)},
 		Calls:        256, // each passes the relay and the routers
 		LateMismatch: true,
-		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			comms, err := world(ctx, nat, conf, size)
-			if err != nil {
-				return err
+		Run: func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
+			errs := make([]error, len(comms))
+			var all sync.WaitGroup
+			for rank, c := range comms {
+				all.Go(func() {
+					errs[rank] = body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+					if errs[rank] != nil {
+						c.Abort(errs[rank])
+					}
+				})
 			}
-			return comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
-			})
+			all.Wait()
+			return errors.Join(errs...)
 		},
 	})
 }
@@ -142,8 +174,9 @@ func listenOutside(nat *networktest.NAT) (l net.Listener, err error) {
 	return l, err
 }
 
-// world connects ranks on hosts behind address translation.
-func world(ctx context.Context, nat *networktest.NAT, conf *tls.Config, size int) ([]comm.Communicator, error) {
+// world connects a rank on each of the hosts behind address translation.
+func world(ctx context.Context, nat *networktest.NAT, conf *tls.Config) ([]comm.Communicator, error) {
+	size := len(nat.Hosts)
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
 	comms := make([]comm.Communicator, size)

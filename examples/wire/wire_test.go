@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"log"
 	"net"
+	"os"
 	"testing"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
+	_ "github.com/tutti-go/tutti/internal/heaptest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -57,11 +59,20 @@ func loopback() (net.Conn, net.Conn) {
 }
 
 func TestConformance(t *testing.T) {
-	conformance(t, net.Pipe, world, 0, 1, 2)
+	conformance(t, net.Pipe, world, 0, sizes([]int{1, 2}, 3)...)
 }
 
 func TestConformanceTCP(t *testing.T) {
-	conformance(t, loopback, decorated, 1000, 3) // the long run was over pipes
+	conformance(t, loopback, decorated, 1000, sizes([]int{2}, 3)...) // the long run was over pipes
+}
+
+// sizes are those of the ordinary run, and one more with TUTTI_EXTENDED set. Three ranks over pipes are also what the
+// tests of the suite itself begin with.
+func sizes(ordinary []int, extended int) []int {
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		return append(ordinary, extended)
+	}
+	return ordinary
 }
 
 // foreign is a communicator that does not embed comm.Methods: it has only the methods of the contract.
