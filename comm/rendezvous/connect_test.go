@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 )
 
@@ -136,32 +136,6 @@ func dial(t testing.TB, address string) net.Conn {
 	}
 }
 
-// logged collects what is logged.
-func logged(t *testing.T) *syncBuffer {
-	log, old := new(syncBuffer), slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
-	t.Cleanup(func() { slog.SetDefault(old) })
-	return log
-}
-
-// syncBuffer is a buffer that a logger and a test may use at the same time.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // Parts of a process that need the job's store share a connection to it, and one that is lost is made again.
 func TestSharedConnections(t *testing.T) {
 	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
@@ -251,7 +225,7 @@ func TestAStoreOfTheLauncher(t *testing.T) {
 // Rank 0 cannot bind what the others call its host (an address of documentation, RFC 5737, which no host has), and is
 // reached all the same.
 func TestRankZeroListensOnAllInterfaces(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	local := freeAddress(t)
 	_, port, err := net.SplitHostPort(local)
 	require.NoError(t, err)
@@ -280,7 +254,7 @@ func TestAGuessableSecretIsWarnedAbout(t *testing.T) {
 				if !home {
 					noHome(t)
 				}
-				log := logged(t)
+				log := logtest.Capture(t)
 				job.WorldSize, job.Address = 2, freeAddress(t)
 				kv, err := job.Connect(t.Context())
 				require.NoError(t, err)
@@ -385,6 +359,7 @@ func TestAJobOfOneNeedsNobody(t *testing.T) {
 }
 
 func TestARankThatDoesNotComeIsNamed(t *testing.T) {
+	t.Parallel()
 	job := Job{WorldSize: 4, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := job.start(ctx, "id")
@@ -413,7 +388,7 @@ func TestARankThatDoesNotComeIsNamed(t *testing.T) {
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	for _, n := range []int{1, 306} {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
-			logged(t)
+			logtest.Capture(t)
 			synctest.Test(t, func(t *testing.T) {
 				network := new(networktest.Pipes)
 				job := networkJob(network)
@@ -440,7 +415,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 // A wait ends with its context while the other side says nothing.
 func TestCancellingEndsAWaitAtOnce(t *testing.T) {
 	t.Run("rank 0", func(t *testing.T) {
-		logged(t)
+		logtest.Capture(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		job := Job{WorldSize: 2, Address: freeAddress(t)}
 		served := job.start(ctx, "id")
@@ -461,7 +436,7 @@ func TestCancellingEndsAWaitAtOnce(t *testing.T) {
 
 // Strangers (garbage, silence, another secret) are refused; the job's own rank still gets its answer.
 func TestStrangersAreRefused(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("the right secret of this job")}
 	served := job.start(t.Context(), "treasure")
 	for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000)} {
@@ -495,7 +470,7 @@ func TestStrangersAreRefused(t *testing.T) {
 
 // A process that knows the secret, but does not fit the job as rank 0 knows it, learns that at once.
 func TestContradictionsAreNamed(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	job := Job{WorldSize: 3, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -533,6 +508,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 // A program that has rank 0's port, whatever it says, keeps nobody waiting: the next port is taken, or all ranks hear
 // of it.
 func TestThePortIsInUse(t *testing.T) {
+	t.Parallel()
 	for name, stranger := range map[string]func(net.Conn){
 		"by one that hangs up": func(c net.Conn) { c.Close() },
 		"by one that talks": func(c net.Conn) {
@@ -541,7 +517,7 @@ func TestThePortIsInUse(t *testing.T) {
 		"by one that listens": func(c net.Conn) { io.Copy(io.Discard, c) }, //nolint:errcheck
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := logged(t)
+			log := logtest.Capture(t)
 			job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 			occupy(t, job.Address, stranger, 0)
 			ctx := deadline(t, time.Minute)
@@ -552,11 +528,11 @@ func TestThePortIsInUse(t *testing.T) {
 			require.NoError(t, got.err)
 			assert.Equal(t, "id", string(got.payload))
 			require.NoError(t, (<-served).err)
-			assert.Contains(t, log.String(), "in use")
+			assert.NotEmpty(t, log.Lines("listen tcp "+job.Address+": "), "in use")
 		})
 	}
 	t.Run("with all that come next", func(t *testing.T) {
-		logged(t)
+		logtest.Capture(t)
 		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 		occupy(t, job.Address, func(c net.Conn) { io.WriteString(c, "220 mail.example ESMTP") }, 0, 1, 2, 3) //nolint:errcheck
 		assert.ErrorContains(t, await(t, job.start(t.Context(), "id")).err, "listen tcp ")
@@ -566,7 +542,7 @@ func TestThePortIsInUse(t *testing.T) {
 		assert.ErrorContains(t, err, "set MASTER_PORT")
 	})
 	t.Run("for longer than rank 0 has", func(t *testing.T) {
-		logged(t)
+		logtest.Capture(t)
 		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 		ctx, cancel := context.WithCancel(t.Context())
 		occupy(t, job.Address, func(c net.Conn) { cancel() }, 0)
@@ -578,6 +554,7 @@ func TestThePortIsInUse(t *testing.T) {
 
 // Two jobs that were given one port, or ports next to each other and one secret, do not take each other's payload.
 func TestTwoJobsOnOnePort(t *testing.T) {
+	t.Parallel()
 	for name, job := range map[string]func(j int, address, next string) Job{
 		"two secrets": func(j int, address, _ string) Job {
 			return Job{Address: address, Secret: []byte(fmt.Sprint("a secret of tests, number ", j))}
@@ -587,7 +564,7 @@ func TestTwoJobsOnOnePort(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			logged(t)
+			logtest.Capture(t)
 			address := freeAddress(t)
 			all := places(t, address)
 			var started [2][3]<-chan result

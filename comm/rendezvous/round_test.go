@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/fault"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // meeting is a store in this process with a client for each rank.
@@ -273,7 +274,7 @@ func TestRoundsBeginAgain(t *testing.T) {
 func TestRoundWhoseRankZeroEnds(t *testing.T) {
 	for name, begins := range map[string]bool{"before": false, "in it": true} {
 		t.Run(name, func(t *testing.T) {
-			logged(t)
+			logtest.Capture(t)
 			zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 			one := zero
 			one.Rank = 1
@@ -337,6 +338,7 @@ func TestRoundOfNoNumber(t *testing.T) {
 
 // A rank that a full store has no room for is told so.
 func TestAFullStoreRefusesARank(t *testing.T) {
+	t.Parallel()
 	m := newMeeting(t, 2)
 	entered, _ := m.enter(t.Context(), 0)
 	<-entered

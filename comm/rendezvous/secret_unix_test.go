@@ -30,6 +30,7 @@ func fromSecret(pairs ...string) (Job, error) {
 // A secret that is short is refused with the command that makes one; one that a person may have thought of takes long to
 // try, and a random one does not.
 func TestShortSecrets(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "secret")
 	for length, refused := range map[int]bool{1: true, 15: true, 16: false, 31: false, 32: false, 52: false} {
 		secret := strings.Repeat("x", length)
@@ -64,6 +65,7 @@ func TestLongSecretFile(t *testing.T) {
 
 // A secret that a program gives is refused or stretched as one of the environment is.
 func TestSecretsOfPrograms(t *testing.T) {
+	t.Parallel()
 	for length, uses := range map[int]string{1: "", 15: "", 16: "stretched", 31: "stretched", 32: "as it is", 100: "as it is"} {
 		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: bytes.Repeat([]byte("x"), length)}
 		got, err := job.TLS("x")

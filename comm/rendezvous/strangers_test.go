@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // The log tells apart what strangers lack.
@@ -59,7 +60,7 @@ func TestWhatStrangersLack(t *testing.T) {
 		"nothing":                    {func(c net.Conn) {}, gate.Silence},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := logged(t)
+			log := logtest.Capture(t)
 			conn := dial(t, job.Address)
 			c.stranger(conn)
 			require.NoError(t, conn.Close())

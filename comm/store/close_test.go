@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // A process that ends with events unread, as at an interrupt, has its connection reset. That is no more alarming than
@@ -20,7 +22,7 @@ func TestResetIsAnEnd(t *testing.T) {
 	}
 	for _, way := range []string{"server", "proxy"} {
 		t.Run(way, func(t *testing.T) {
-			log := logged(t)
+			log := logtest.Capture(t)
 			server := NewServer(Options{})
 			address := listen(t, server, "s")
 			if way == "proxy" {

@@ -41,6 +41,7 @@ func dropping(t *testing.T, host string) string {
 // A store that starts a little later than its first client is found although a firewall drops what goes to the further
 // ports where it could be: a round of 3 s for each of them is longer than the client has.
 func TestFurtherPortsAreDropped(t *testing.T) {
+	t.Parallel()
 	address := jobtest.Address(t, 1)
 	d := dialer(t, address, "s", "one")
 	host, _, err := net.SplitHostPort(address)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // distant is an end of a connection whose other side is at an address, and hears what is written after a while.
@@ -32,7 +33,7 @@ func (d *distant) Write(b []byte) (int, error) {
 
 // connectFrom is connect of somebody at an address, with a delay each way.
 func (p *pipes) connectFrom(address string, delay time.Duration) net.Conn {
-	here, there := pipe()
+	here, there := pipe(8 << 10) // there are thousands, and they shake hands
 	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))
 	p.conns <- &distant{there, from, delay}
 	return &distant{here, from, delay}
@@ -40,7 +41,7 @@ func (p *pipes) connectFrom(address string, delay time.Duration) net.Conn {
 
 // A store keeps which hosts know another secret, some of many, beside the last refusal of who knows its own.
 func TestForeigners(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	right, wrong := mustTLS(t, "right"), mustTLS(t, "wrong")
 	synctest.Test(t, func(t *testing.T) {
 		server, l := NewServer(Options{Job: "one"}), newPipes()
@@ -72,7 +73,7 @@ func TestForeigners(t *testing.T) {
 // A process of a version that has derived its certificate otherwise is told from one that knows another secret, by this
 // side, whichever of the two calls.
 func TestEarlierDerivation(t *testing.T) {
-	said := logged(t)
+	said := logtest.Capture(t)
 	conf, earlier := mustTLS(t, "right"), mustTLS(t, "right, as versions before have derived it")
 	earlier.NextProtos = nil
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -128,7 +129,7 @@ func TestStrangersDoNotCrowdOut(t *testing.T) {
 		"the process's address": {[]string{"10.0.0.1"}, 500 * time.Microsecond, 60}, // each gets in with a chance of some 40 %
 	} {
 		t.Run(name, func(t *testing.T) {
-			logged(t)
+			logtest.Capture(t)
 			synctest.Test(t, func(t *testing.T) {
 				server, l := NewServer(Options{}), newPipes()
 				server.Serve(l, conf)
@@ -145,7 +146,7 @@ func TestStrangersDoNotCrowdOut(t *testing.T) {
 						}
 					}
 				}()
-				time.Sleep(time.Second) // the gate is full
+				time.Sleep(200 * time.Millisecond) // the gate is full
 				attempts := 1
 				for ; ; attempts++ {
 					kv, err := Dialer{TLS: conf}.introduce(t.Context(), l.connectFrom("10.0.0.1", delay), greeting{Name: "1", Version: protocol}, glance)

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // wild is a request of anything, whose keys are not those of friends if it changes one.
@@ -143,7 +145,7 @@ func besieged(t *testing.T, seed uint64) {
 // TestBesieged has somebody who knows the secret say anything to a store: what others have there stays right, and nothing of it is
 // left when it has gone.
 func TestBesieged(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	for i := range uint64(20) {

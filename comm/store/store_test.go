@@ -2,7 +2,6 @@ package store
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -24,32 +23,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
-
-// logged collects what the package logs.
-func logged(t *testing.T) *syncBuffer {
-	log, old := new(syncBuffer), slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
-	t.Cleanup(func() { slog.SetDefault(old) })
-	return log
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
 
 // pipes is a listener without a network, whose time a bubble can have stand still.
 type pipes struct {
@@ -79,15 +54,15 @@ type receiver struct {
 
 func (r *receiver) Read(b []byte) (int, error) { return r.in.Read(b) }
 
-// pipe is net.Pipe of receivers.
-func pipe() (here, there net.Conn) {
+// pipe is net.Pipe of receivers of writes of at most some bytes.
+func pipe(bytes int) (here, there net.Conn) {
 	here, there = net.Pipe()
-	return &receiver{here, bufio.NewReaderSize(here, 1<<16)}, &receiver{there, bufio.NewReaderSize(there, 1<<16)}
+	return &receiver{here, bufio.NewReaderSize(here, bytes)}, &receiver{there, bufio.NewReaderSize(there, bytes)}
 }
 
 // connect makes a connection, of which it returns one end.
 func (p *pipes) connect() net.Conn {
-	here, there := pipe()
+	here, there := pipe(1 << 16)
 	p.conns <- there
 	return here
 }
@@ -251,7 +226,7 @@ func TestWatchesAndLeases(t *testing.T) {
 
 // Both sides find out that the other one has stopped, when the silence is over, and its leases vanish.
 func TestSilence(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	conf := mustTLS(t, "s")
 	synctest.Test(t, func(t *testing.T) {
 		const silence = 2 * time.Second
@@ -439,7 +414,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	bare.Certificates = nil
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	synctest.Test(t, func(t *testing.T) {
-		log := logged(t)
+		log := logtest.Capture(t)
 		server, l := NewServer(Options{}), newPipes()
 		server.Serve(l, right)
 		for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000), "\x16\x03\x01\x02\x00\x01\x00"} {
@@ -470,7 +445,7 @@ func TestStrangersAreRefused(t *testing.T) {
 
 // Connections that say nothing, more than the store keeps, delay nobody; some give way to others.
 func TestSilentConnectionsDelayNobody(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	conf := mustTLS(t, "s")
 	synctest.Test(t, func(t *testing.T) {
 		const crowd, kept = 1000, 256
@@ -517,7 +492,7 @@ func TestAttemptsWhileStopped(t *testing.T) {
 
 // A stranger has 10 s, however slowly it speaks.
 func TestSlowStrangers(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	conf := mustTLS(t, "s")
 	synctest.Test(t, func(t *testing.T) {
 		server, l := NewServer(Options{}), newPipes()
@@ -541,7 +516,7 @@ func TestSlowStrangers(t *testing.T) {
 
 // A process that knows the secret hears at once why it cannot be of the job.
 func TestContradictionsAreNamed(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	server := NewServer(Options{Size: 3})
 	server.Local("rank 0")
 	address := listen(t, server, "s")
@@ -613,7 +588,7 @@ func TestVersions(t *testing.T) {
 
 // A process that lost its connection before it was welcomed takes its own place.
 func TestAProcessComesAgain(t *testing.T) {
-	logged(t)
+	logtest.Capture(t)
 	address := listen(t, NewServer(Options{}), "s")
 	d, self := dialer(t, address, "s", "rank 1"), greeting{Name: "rank 1", Process: "p", Version: protocol}
 	first, err := d.connect(t.Context(), address, self, glance) // stays open, as a lost host's connection does for the store
@@ -627,7 +602,7 @@ func TestAProcessComesAgain(t *testing.T) {
 
 // A server at the address that is not the store is not believed, whatever it says. A hang-up says nothing.
 func TestAFalseStoreIsNotBelieved(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	for name, stranger := range map[string]func(net.Conn){
 		"talks":          func(c net.Conn) { io.WriteString(c, "220 mail.example ESMTP \x1b[2J"+strings.Repeat("x", 200)) }, //nolint:errcheck
 		"another secret": func(c net.Conn) { tls.Server(c, mustTLS(t, "guess")).Handshake() },                               //nolint:errcheck
@@ -668,7 +643,7 @@ func (l *tiredListener) Accept() (net.Conn, error) {
 }
 
 func TestAFailedAcceptIsSurvived(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := NewServer(Options{})
@@ -681,7 +656,8 @@ func TestAFailedAcceptIsSurvived(t *testing.T) {
 
 // A store that hangs up at first, out of descriptors for instance, is tried again.
 func TestAProcessTriesAgain(t *testing.T) {
-	logged(t)
+	t.Parallel()
+	logtest.Capture(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := NewServer(Options{})

@@ -69,11 +69,16 @@ func (l *Log) write(p []byte) {
 	l.text.Write(p)
 }
 
-// Lines returns the lines with a text.
-func (l *Log) Lines(text string) (list []string) {
+// String returns all of it.
+func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for line := range strings.Lines(l.text.String()) {
+	return l.text.String()
+}
+
+// Lines returns the lines with a text.
+func (l *Log) Lines(text string) (list []string) {
+	for line := range strings.Lines(l.String()) {
 		if strings.Contains(line, text) {
 			list = append(list, line)
 		}

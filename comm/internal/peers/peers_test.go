@@ -1,11 +1,9 @@
 package peers_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net"
 	"strings"
@@ -20,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/invitation"
 	"github.com/tutti-go/tutti/comm/internal/peers"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // patience is how long anything here may take on a busy machine.
@@ -54,7 +53,7 @@ func TestJoinIsBounded(t *testing.T) {
 	client := throughProxy(t, "rank 1", func(name string) store.Backend {
 		return hanging{store.NewServer(store.Options{}).Local(name)}
 	})
-	log := logged(t)
+	log := logtest.Capture(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	g := peers.Join(ctx, client, "0", 1, 2, says("busy"))
@@ -102,33 +101,6 @@ func bounded(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// journal is a log that is read while others write to it.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
-// logged returns what is logged from now on.
-func logged(t *testing.T) *journal {
-	var text journal
-	saved := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
-	t.Cleanup(func() { slog.SetDefault(saved) })
-	return &text
 }
 
 // When a rank's abort returns, all others know: its later collectives have failed, in its group and no other.
@@ -295,7 +267,7 @@ func testText(t *testing.T, all []*store.Client) {
 		alive, err := all[0].List(t.Context(), "peers/alive/0\x003")
 		return err == nil && len(alive) == 0
 	}, patience, time.Millisecond)
-	log := logged(t)
+	log := logtest.Capture(t)
 	const want = "ranks 1, 2: in flight: allreduce; rank 3: its process has ended, or cannot be reached; " +
 		"ranks 4, 6: communicator closed, or not made yet; rank 5: does not answer"
 	abortsUntil(t, groups[0], 3, want)
@@ -376,7 +348,7 @@ func TestEndOfTheStore(t *testing.T) {
 		for _, g := range sound {
 			assert.NoError(t, g.Failed(100))
 		}
-		log := logged(t)
+		log := logtest.Capture(t)
 		later := peers.Join(t.Context(), one, "later", 1, 3, says("busy"))
 		assert.NoError(t, later.Failed(100))
 		assert.Contains(t, log.String(), "does not learn of peers that abort")
@@ -415,7 +387,7 @@ func TestNothingStays(t *testing.T) {
 
 // Keys that no rank has set are ignored, and texts are fit for a terminal and short.
 func TestForgedKeys(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	server := store.NewServer(store.Options{})
 	client := server.Local("rank 0")
 	g := peers.Join(t.Context(), client, "g", 0, 4, says("busy"))
@@ -499,6 +471,7 @@ func together(t *testing.T, groups []*peers.Group, done func(rank int) uint64) {
 
 // Ranks that abort at the same time write a notice each, and one answer at most before it, however many they are.
 func TestWritesOfAbortsAtTheSameTime(t *testing.T) {
+	t.Parallel()
 	sizes := []int{2, 64}
 	if !testing.Short() { // the race detector takes ten seconds of a processor for that
 		sizes = append(sizes, 256)
@@ -570,6 +543,7 @@ func TestOneAnswerForSeveralAborts(t *testing.T) {
 
 // The text says what a rank was doing when it learned of the abort, also if it has aborted and left since.
 func TestTextOfARankThatLeft(t *testing.T) {
+	t.Parallel()
 	server := store.NewServer(store.Options{})
 	groups := make([]*peers.Group, 3)
 	for r, status := range []func() string{
@@ -600,7 +574,7 @@ func TestAbortWithoutAWatch(t *testing.T) {
 		_, err := client.Watch(t.Context(), "another", func(store.Event) {})
 		require.NoError(t, err)
 	}
-	log := logged(t)
+	log := logtest.Capture(t)
 	one := peers.Join(t.Context(), client, "0", 1, 2, says("deaf"))
 	assert.Contains(t, log.String(), "does not learn of peers that abort")
 	ctx := bounded(t)
@@ -618,7 +592,7 @@ func TestLostSession(t *testing.T) {
 	g := peers.Join(t.Context(), client, "0", 1, 2, says("busy"))
 	left := peers.Join(t.Context(), client, "left", 1, 2, says("busy"))
 	left.Leave()
-	log := logged(t)
+	log := logtest.Capture(t)
 	require.NoError(t, session.Close())
 	<-client.Done()
 	const text = "no longer learns of peers that abort"
