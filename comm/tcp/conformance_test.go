@@ -47,7 +47,6 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			tcp.Neighbors(t, v.machine)
-			processors(t, 4)
 			sizes := v.sizes
 			calls := v.calls
 			switch {
@@ -59,6 +58,7 @@ func TestConformance(t *testing.T) {
 			case len(sizes) == 0:
 				t.Skip("set TUTTI_EXTENDED")
 			}
+			processors(t, slices.Max(sizes)+1)
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
 			world := newSuiteWorld(t, func(c *tcp.Config) { c.Connections = v.connections })
