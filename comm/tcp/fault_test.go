@@ -67,7 +67,7 @@ func TestLostProcess(t *testing.T) {
 		how, neighbor := strings.CutSuffix(how, " neighbor")
 		t.Run(fmt.Sprintf("%s,shared=%v", how, neighbor), func(t *testing.T) {
 			t.Parallel()
-			host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
+			host, port, err := net.SplitHostPort(jobtest.Address(t, 4))
 			require.NoError(t, err)
 			commands, goes, outputs := make([]*exec.Cmd, 3), make([]io.Closer, 3), make([]bytes.Buffer, 3)
 			for rank := range commands {

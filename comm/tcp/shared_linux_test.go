@@ -168,11 +168,15 @@ const (
 func TestKilledWhileSharing(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(killSeed, 1))
-	for i := range 4 {
+	kills := 2
+	if extended {
+		kills = 8
+	}
+	for i := range kills {
 		delay := time.Duration(random.IntN(50_000)) * time.Microsecond
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
+			host, port, err := net.SplitHostPort(jobtest.Address(t, 4))
 			require.NoError(t, err)
 			var outputs [3]strings.Builder
 			var readers sync.WaitGroup

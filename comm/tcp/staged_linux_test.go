@@ -101,7 +101,7 @@ func TestLostInWindow(t *testing.T) {
 	for _, how := range []string{"killed", "stopped"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
+			host, port, err := net.SplitHostPort(jobtest.Address(t, 4))
 			require.NoError(t, err)
 			commands := make([]*exec.Cmd, 3)
 			outputs := make([]bytes.Buffer, 3)
