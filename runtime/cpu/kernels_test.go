@@ -81,9 +81,9 @@ func TestSumSquaresBeyondFloat32(t *testing.T) {
 
 // TestSparsePastFloatIntegers goes through indices that float32 cannot hold.
 func TestSparsePastFloatIntegers(t *testing.T) {
-	const n = 1<<25 + 9
+	const n = 1<<24 + 9
 	w := newWorkbench(t)
-	list := entries{[]int32{0, 1<<24 + 1, 1<<24 + 2, 1<<25 - 1, n - 1}, []float32{1, 2, 3, 4, 5}}
+	list := entries{[]int32{0, 1<<24 + 1, 1<<24 + 2, 1<<24 + 5, n - 1}, []float32{1, 2, 3, 4, 5}}
 	m := len(list.idx)
 	l, out := w.list(list, m), w.list(entries{}, 2*m)
 	dst, err := w.Allocate(4 * n)

@@ -105,7 +105,6 @@ func (d *device) randomStrides(shape []int, broadcast bool) []int {
 
 // checkStrided compares CopyStrided with a loop over all index vectors.
 func (d *device) checkStrided(shape, dstStrides, srcStrides []int, elemSize int) {
-	d.Helper()
 	dstFirst, dstLen := extent(shape, dstStrides)
 	srcFirst, srcLen := extent(shape, srcStrides)
 	srcBytes := d.randomBytes(srcLen * elemSize)

@@ -119,22 +119,19 @@ func (d *device) equalFloats(want, got []float32, format string, args ...any) {
 		if sameFloat(want[i], got[i]) {
 			continue
 		}
-		d.Helper()
 		d.Logf(format, args...)
-		d.Fatalf("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
+		d.fail("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
 	}
 }
 
 // equalArray compares an array on the device with want, as equalFloats does.
 func (d *device) equalArray(want []float32, ptr uintptr, format string, args ...any) {
-	d.Helper()
 	got := read[float32](d, ptr, len(want))
 	d.equalFloats(want, got, format, args...)
 }
 
 // equalFaults compares the number of faults at an address.
 func (d *device) equalFaults(want int32, ptr uintptr) {
-	d.Helper()
 	got := readOne[int32](d, ptr)
 	require.Equal(d, want, got, "faults, seed %d", Seed)
 }
@@ -211,7 +208,7 @@ func (d *device) gradient(name string, n int) []float32 {
 		}
 		return x
 	}
-	d.Fatalf("no gradient is named %q", name)
+	d.fail("no gradient is named %q", name)
 	return nil
 }
 
@@ -304,7 +301,6 @@ func (d *device) excess(values []float32, dt dtype.DType) (saturated []float32, 
 		}
 	}
 	return saturated, ptr, func() {
-		d.Helper()
 		d.equalArray(excess, ptr, "the excess of %v", dt)
 	}
 }
@@ -458,14 +454,13 @@ func (d *device) target(n int, length bool) kernel.Entries {
 // equalEntries compares what was selected, of which there are total, with
 // entries.
 func (d *device) equalEntries(want entries, total int, dst kernel.Entries, format string, args ...any) {
-	d.Helper()
 	if dst.Len != 0 {
 		require.EqualValues(d, total, readOne[int32](d, dst.Len), "length (seed %d)", Seed)
 	}
 	got := read[int32](d, dst.Idx, len(want.idx))
 	if slices.Compare(want.idx, got) != 0 {
 		d.Logf(format, args...)
-		d.Fatalf("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
+		d.fail("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
 	}
 	d.equalArray(want.val, dst.Val, format, args...)
 }
@@ -527,7 +522,6 @@ func (d *device) source(x []float32) input {
 
 // equalSource compares X with what it should be after taken was selected.
 func (d *device) equalSource(in input, taken entries) {
-	d.Helper()
 	if in.From != 0 {
 		d.equalArray(in.before, in.From, "what the gradient was added to")
 	}

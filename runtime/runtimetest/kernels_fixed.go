@@ -14,15 +14,20 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// fixedInputs is how many random inputs of a type sums in fixed point are tried on.
-const fixedInputs = 1000
+// fixedInputs returns the number of random inputs of a type that sums in fixed point are tried on.
+func fixedInputs() int {
+	switch {
+	case testing.Short():
+		return 40
+	case extended:
+		return 1000
+	}
+	return 240
+}
 
 // testFixed compares sums in fixed point with sums of big integers.
 func testFixed(d *device) {
-	inputs := fixedInputs
-	if testing.Short() {
-		inputs = 40
-	}
+	inputs := fixedInputs()
 	for _, dt := range gradientTypes {
 		for i := range inputs {
 			d.checkFixed(dt, i)
@@ -110,7 +115,7 @@ func (d *device) checkFixed(dt dtype.DType, input int) {
 			want.Add(want, fixedTerm(x[i], f.Bits+126-int(e)))
 		}
 		if e < 255 && want.Cmp(big.NewInt(int64(sums[i]))) != 0 {
-			d.Fatalf("%v, input %d: element %d of %d is %d, want %v (seed %d)", dt, input, i, n, sums[i], want, Seed)
+			d.fail("%v, input %d: element %d of %d is %d, want %v (seed %d)", dt, input, i, n, sums[i], want, Seed)
 		}
 	}
 	d.checkLoads(f, sums, exponents, dt)

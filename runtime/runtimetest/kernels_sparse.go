@@ -248,7 +248,6 @@ func merged(all []entries, n int, scale float32) (sums map[int32]float32, faults
 }
 
 func (d *device) checkMerge(all []entries, n int, scale float32) {
-	d.Helper()
 	sums, wrong := merged(all, n, scale)
 	for _, dt := range gradientTypes {
 		dense := make([]float32, n)
@@ -271,7 +270,6 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 }
 
 func (d *device) checkUnion(all []entries, n int, scale float32) {
-	d.Helper()
 	sums, wrong := merged(all, n, scale)
 	var want entries
 	threshold := draw(d, thresholds...)
@@ -410,7 +408,6 @@ func testRestore(d *device) {
 // restoration makes what Restore restores: m of n entries, but those that are taken, one of share
 // and some others. check looks at what comes of it.
 func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func()) {
-	d.Helper()
 	x := d.gradient("special", n)
 	l := d.random(m, n, "special")
 	taken := d.random(min(3, n), n, "zero") // some that l may not have
@@ -444,7 +441,6 @@ func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func(
 		Taken: d.list(without),
 	}
 	return r, func() {
-		d.Helper()
 		d.equalArray(want, r.Dst.Ptr, "%d of %d, %d taken", m, n, len(taken.idx))
 		d.equalFaults(7+wrong, r.Dst.Faults)
 	}

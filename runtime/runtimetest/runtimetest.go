@@ -16,6 +16,7 @@ package runtimetest
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -82,6 +83,44 @@ type device struct {
 	open           func(t *testing.T) runtime.Runtime
 	rng            *rand.Rand
 	reference      Codecs
+	cleanups       *cleanups
+}
+
+// cleanups run at the end of a test in reverse order. [testing.T.Cleanup] would record the stack for each of the
+// hundred thousand arrays of the suite.
+type cleanups struct {
+	calls []func()
+}
+
+// run goes on with the remaining calls if one ends the test.
+func (c *cleanups) run() {
+	last := len(c.calls) - 1
+	if last < 0 {
+		return
+	}
+	call := c.calls[last]
+	c.calls = c.calls[:last]
+	defer c.run()
+	call()
+}
+
+// attach has the test of d run its cleanups.
+func (d *device) attach(t *testing.T) {
+	d.T = t
+	d.cleanups = &cleanups{}
+	t.Cleanup(d.cleanups.run)
+}
+
+// Cleanup has the end of the test call f.
+func (d *device) Cleanup(f func()) { d.cleanups.calls = append(d.cleanups.calls, f) }
+
+// Helper does nothing: failures come with the calls that led there, and marking a function takes longer than most
+// comparisons.
+func (*device) Helper() {}
+
+// fail ends the test with the calls that led there.
+func (d *device) fail(format string, args ...any) {
+	require.FailNow(d, fmt.Sprintf(format, args...))
 }
 
 func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference Codecs) *device {
@@ -94,13 +133,14 @@ func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference 
 			t.Logf("seed %d", Seed)
 		}
 	})
-	return &device{
-		T:         t,
+	d := &device{
 		Runtime:   rt,
 		open:      open,
 		rng:       rand.New(rand.NewPCG(Seed, 0)),
 		reference: reference,
 	}
+	d.attach(t)
+	return d
 }
 
 // Name is the test's; both embedded types have one.
@@ -142,7 +182,11 @@ func (d *device) synchronize() {
 
 func (d *device) randomBytes(n int) []byte {
 	data := make([]byte, n)
-	for i := range data {
+	whole := n &^ 7
+	for i := 0; i < whole; i += 8 {
+		binary.NativeEndian.PutUint64(data[i:], d.rng.Uint64())
+	}
+	for i := whole; i < n; i++ {
 		data[i] = byte(d.rng.Uint32())
 	}
 	return data
@@ -153,7 +197,7 @@ func (d *device) randomBytes(n int) []byte {
 func (d *device) subtest(f func(d *device), format string, args ...any) {
 	d.T.Run(fmt.Sprintf(format, args...), func(t *testing.T) {
 		sub := *d
-		sub.T = t
+		sub.attach(t)
 		f(&sub)
 	})
 }

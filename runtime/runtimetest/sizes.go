@@ -15,7 +15,7 @@ func kernelSizes() []int {
 	case extended:
 		return []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
 	}
-	return []int{0, 1, 2, 7, 64, 1000, 4097, 65537}
+	return []int{0, 1, 2, 7, 64, 1000, 4097, 32_771}
 }
 
 // longSize is the size of one array that every kernel of importance is tried on.

@@ -39,7 +39,6 @@ func testTensorRoundTrip(d *device) {
 
 // roundTrip sends the values, repeated, through tensors of several shapes.
 func roundTrip[T dtype.Element](d *device, values ...T) {
-	d.Helper()
 	for _, shape := range [][]int{{0}, {1}, {7}, {3, 0, 2}, {3, 5}, {2, 3, 4, 5}, {1000}} {
 		n := 1
 		for _, size := range shape {
@@ -61,7 +60,6 @@ func roundTrip[T dtype.Element](d *device, values ...T) {
 }
 
 func toSlice[T dtype.Element](d *device, t *runtime.Tensor) []T {
-	d.Helper()
 	data, err := runtime.ToSlice[T](t)
 	require.NoError(d, err)
 	return data
@@ -69,13 +67,11 @@ func toSlice[T dtype.Element](d *device, t *runtime.Tensor) []T {
 
 // holds compares the elements of t, in row-major order, with want.
 func (d *device) holds(t *runtime.Tensor, want ...int32) {
-	d.Helper()
 	require.Equal(d, want, toSlice[int32](d, t))
 }
 
 // counting returns a tensor whose elements are their row-major positions.
 func (d *device) counting(shape ...int) *runtime.Tensor {
-	d.Helper()
 	n := 1
 	for _, size := range shape {
 		n *= size
@@ -92,7 +88,6 @@ func (d *device) counting(shape ...int) *runtime.Tensor {
 
 // must returns a function that fails the test on an error.
 func (d *device) must(t *runtime.Tensor, err error) *runtime.Tensor {
-	d.Helper()
 	require.NoError(d, err)
 	return t
 }
