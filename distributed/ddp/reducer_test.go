@@ -80,7 +80,7 @@ func TestOwnReducer(t *testing.T) {
 	shapes := [][]int{{4, 5}, {7}, {40}, {3, 3}}
 	for _, device := range []string{"host", "streams", "side stream"} {
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-			memory := cpu.New()
+			memory := standin.Borrow()
 			var rt runtime.Runtime = memory
 			switch device {
 			case "streams":
@@ -198,7 +198,7 @@ func TestOwnReducer(t *testing.T) {
 			assert.Equal(t, after, bits(), "%s: goes on from the state", device)
 			require.NoError(t, g.Close())
 			standin.Free(t, params)
-			return memory.Close()
+			return standin.Return(memory)
 		}), fmt.Sprint(device))
 	}
 }
@@ -286,7 +286,7 @@ func TestReducerSuite(t *testing.T) {
 		t.Run(device, func(t *testing.T) {
 			world := func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 				return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
-					memory := cpu.New()
+					memory := standin.Borrow()
 					r := commtest.Rank{Comm: c, Runtime: memory}
 					switch device {
 					case "streams":
@@ -294,7 +294,7 @@ func TestReducerSuite(t *testing.T) {
 					case "side stream":
 						r = commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: standin.NewForking(memory)}
 					}
-					return errors.Join(body(ctx, r), memory.Close())
+					return errors.Join(body(ctx, r), standin.Return(memory))
 				})
 			}
 			distributedtest.RunReducer(t, commtest.Backend{Sizes: []int{1, 3}, Run: world}, newHalves)

@@ -13,7 +13,6 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // Ranks with streams, as GPUs have them, have the results of all others: they sum integers whatever the options are.
@@ -30,7 +29,7 @@ func TestReproducibleStreams(t *testing.T) {
 			cfg.Reproducible = microbatches
 			for _, size := range []int{1, 2, 3, 4} {
 				err := local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
-					host := cpu.New()
+					host := standin.Borrow()
 					rt := standin.NewOnStream(host)
 					r, err := newBatchRank(ctx, rt, standin.NewByEvents(ctx, w), dt, cfg)
 					if err != nil {
@@ -45,7 +44,7 @@ func TestReproducibleStreams(t *testing.T) {
 							return err
 						}
 					}
-					return errors.Join(r.close(), host.Close())
+					return errors.Join(r.close(), standin.Return(host))
 				})
 				require.NoError(t, err, "%v, %d ranks, %+v", dt, size, cfg)
 			}

@@ -392,7 +392,7 @@ func TestReproducible(t *testing.T) {
 					cfg.BucketBytes = []int{0, 1, 5000}[size%3]
 					cfg.BucketViews = size%4 == 2
 					err := local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
-						rt := cpu.New()
+						rt := standin.Borrow()
 						r, err := newBatchRank(ctx, rt, hide(w, size%2 == 0), dt, cfg)
 						if err != nil {
 							return err
@@ -406,7 +406,7 @@ func TestReproducible(t *testing.T) {
 								return err
 							}
 						}
-						return errors.Join(r.close(), rt.Close())
+						return errors.Join(r.close(), standin.Return(rt))
 					})
 					require.NoError(t, err, "%v with %d bits, %d ranks, %s, seed %d", dt, precision, size, name, seed)
 				}
@@ -460,7 +460,7 @@ func sameInAllWorlds(t *testing.T, cfg ddp.Config, c *contributions, look func(r
 	var first [][]float32
 	for _, size := range []int{1, 2, 3, 12} {
 		require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
-			rt := cpu.New()
+			rt := standin.Borrow()
 			r, err := newBatchRank(ctx, rt, hide(w, size > 2), c.dt, cfg)
 			if err != nil {
 				return err
@@ -490,7 +490,7 @@ func sameInAllWorlds(t *testing.T, cfg ddp.Config, c *contributions, look func(r
 			if err := r.check(want); err != nil {
 				return fmt.Errorf("%d ranks: %w", size, err)
 			}
-			return errors.Join(r.close(), rt.Close())
+			return errors.Join(r.close(), standin.Return(rt))
 		}))
 	}
 }
@@ -780,7 +780,7 @@ func TestReproducibleMixed(t *testing.T) {
 
 // A step whose contributions could not all be kept fails as a whole, and can be made anew, also with other ranks.
 func TestReproducibleWithoutMemory(t *testing.T) {
-	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 		params := standin.Gradients(t, rt, 2)
 		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 2})
 		require.NoError(t, err)
@@ -870,8 +870,8 @@ func TestReproducibleTooMany(t *testing.T) {
 		}
 		return r.close()
 	}
-	standin.World(t, 3, tooMany)
-	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, 3, tooMany)
+	standin.FreshWorld(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 		return tooMany(ctx, near{w}, rt)
 	})
 }
@@ -879,7 +879,7 @@ func TestReproducibleTooMany(t *testing.T) {
 // A Rebind gives the memory of contributions back, of which a rank may have fewer then; also a runtime that is frozen has
 // memory for as many.
 func TestReproducibleRebindFrees(t *testing.T) {
-	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 		params := standin.Gradients(t, rt, 1)
 		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 8})
 		require.NoError(t, err)

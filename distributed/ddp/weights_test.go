@@ -29,7 +29,7 @@ func onDevices(t *testing.T, ranks int, body func(ctx context.Context, c comm.Co
 	t.Helper()
 	for _, device := range []string{"host", "streams", "side stream"} {
 		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
-			memory := cpu.New()
+			memory := standin.Borrow()
 			var rt runtime.Runtime = memory
 			switch device {
 			case "streams":
@@ -37,7 +37,7 @@ func onDevices(t *testing.T, ranks int, body func(ctx context.Context, c comm.Co
 			case "side stream":
 				rt, c = standin.NewForking(memory), standin.NewByEvents(ctx, c)
 			}
-			return errors.Join(body(ctx, c, rt, device), memory.Close())
+			return errors.Join(body(ctx, c, rt, device), standin.Return(memory))
 		})
 		require.NoError(t, err, device)
 	}

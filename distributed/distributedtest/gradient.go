@@ -92,7 +92,7 @@ func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
 		rng := rand.New(rand.NewPCG(seed, uint64(rank)<<32|uint64(step)))
 		k.fill(g, rng, rank, size, step)
 	}
-	if step < 6 && (n <= 3000 || n == s.large()) {
+	if step < 7 && (n <= 3000 || n == s.large()) {
 		s.made.Store(key, slices.Clone(g))
 	}
 	return g

@@ -279,8 +279,8 @@ func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg engine.Confi
 	})
 }
 
-// testConservation runs all families of gradients through small tensors with enough
-// elements for every part of a pattern, and the first through tensors of fewer, or none.
+// testConservation runs all families of gradients through a small tensor with enough
+// elements for every part of a pattern, and the first through tensors of all lengths.
 func testConservation(r *rank, pattern string) {
 	shapes := []struct {
 		n       int
@@ -290,14 +290,22 @@ func testConservation(r *rank, pattern string) {
 	if r.extended {
 		steps = 20
 	}
+	turn := slices.Index(sparsity.Patterns(), pattern)
 	for i, k := range families {
-		for _, s := range shapes {
-			if i > 0 && s.n < 64 && !r.extended {
+		for j, s := range shapes {
+			first := i == 0
+			if !first && (s.n < 64 || !r.sampled(3, turn+i+j)) && !r.extended {
 				continue
 			}
 			r.sequence(k, s.n, steps, dtype.F32, config(pattern, s.density))
 		}
 	}
+}
+
+// sampled reports whether the world's turn is case i of a sweep of which each world has one in some: worlds of 1, 3
+// and 5 ranks have different ones. An extended suite has all.
+func (r *rank) sampled(some, i int) bool {
+	return r.extended || (i+r.size/2)%some == 0
 }
 
 // testAuto runs some families through what was chosen, which may be any pattern.
@@ -489,19 +497,21 @@ func (u *run) fails() {
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
 // round, of all types, with a NaN and an infinity, over a warm-up, as entries, with momentum, clipped, with an error
 // for what is not finite, and without error feedback. Unless the suite is extended, each of these has one of the
-// types in a world, and another one in the next, so that worlds of three sizes have all of them.
+// types in a world, and another one in the next, so that worlds of three sizes have all of them; and a world has half
+// of the gradients that are hard to round, and half of the ways to work with each of the values.
 func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 	turn := func(i, which int) bool {
 		return r.extended || (r.size+which)%len(types) == i
 	}
+	place := slices.Index(sparsity.Patterns(), pattern)
 	for v, values := range sparsity.Values()[1:] {
 		cfg := config(pattern, 0.1)
 		cfg.Values = values
 		for f, k := range families {
 			for i, dt := range types {
-				if slices.Contains(hard, k.name) && turn(i, v+f) && (k.name != "huge" || dt != dtype.F16) {
+				if slices.Contains(hard, k.name) && r.sampled(2, place+v+f) && turn(i, v+f) && (k.name != "huge" || dt != dtype.F16) {
 					r.sequence(k, []int{700, 300, 300}[i], 3, dt, cfg)
 				}
 			}
@@ -514,6 +524,9 @@ func testValues(r *rank, pattern string) {
 			if turn(i, v) {
 				special(r, dt, cfg)
 			}
+		}
+		if !r.sampled(2, place+v) {
+			continue
 		}
 		with := func(label string, dt dtype.DType, set func(*engine.Config), body func(*run)) {
 			changed := cfg
@@ -667,7 +680,7 @@ func testVolume(r *rank) {
 	}
 	for i, k := range families {
 		for j, s := range shapes {
-			if (i+j)%2 > 0 && !r.extended { // each family has two shapes, each shape half of the families
+			if !r.sampled(4, i+j) { // each family has one shape
 				continue
 			}
 			r.sequence(k, s.n, 7, dtype.F32, config(sparsity.Oktopk, s.density))

@@ -57,14 +57,18 @@ const (
 // without the rank that failed. Then nothing of what the ranks have got lost.
 func TestFaults(t *testing.T) {
 	const n, density = 1500, 0.1
-	sizes := []int{2, 3, 5, 8}
+	sizes := []int{2, 5, 8, 3}
 	if testing.Short() {
-		sizes = sizes[1:2]
+		sizes = sizes[3:]
 	}
 	rt := cpu.New()
 	tuning.Set(t, tuning.Tuning{TrimFrom: 16}) // messages that are coded travel in two parts
-	for _, pattern := range sparsity.Patterns() {
-		for _, size := range sizes {
+	for p, pattern := range sparsity.Patterns() {
+		for i, size := range sizes {
+			// Unless extended, each pattern has three ranks and one other number of them.
+			if size != 3 && (p+i)%3 != 0 && !standin.Extended {
+				continue
+			}
 			// The norm is exchanged, and nothing clipped.
 			cfg := engine.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, ClipGlobal: true}
 			for kind := range 2 * numKind {
@@ -137,8 +141,8 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg engine.Config, n, size, at, kind i
 		f.At = -1
 		if failed[rank] != nil {
 			assert.ErrorContains(t, failed[rank], "rolled back", label)
-			assert.Equal(t, gradient, standin.Bits(u.T), "gradient: %s, rank %d", label, rank)
-			assert.Equal(t, residual, u.State(), "residual: %s, rank %d", label, rank)
+			standin.SameBits(t, gradient, standin.Bits(u.T), "gradient: %s, rank %d", label, rank)
+			standin.SameBits(t, residual, u.State(), "residual: %s, rank %d", label, rank)
 			_ = c.Close() // it may say what is unfinished
 		}
 		met.Done()
@@ -269,14 +273,18 @@ func TestFaultTable(t *testing.T) {
 			faultyStep{phase: "judged", fault: name, spoil: spoil, outcomes: []outcome{skips}},
 			faultyStep{phase: "judged", fault: name, spoil: spoil, policy: engine.FailNonFinite, outcomes: []outcome{refused}, err: engine.ErrNonFinite})
 	}
-	for _, pattern := range sparsity.Patterns() {
+	for i, pattern := range sparsity.Patterns() {
 		var want [2][][]uint64 // with the step, and without it
-		for i, o := range []outcome{passes, skips} {
-			want[i] = faultyStep{outcomes: []outcome{o}}.run(t, pattern, setup{}, true, pattern)
+		for without, o := range []outcome{passes, skips} {
+			want[without] = faultyStep{outcomes: []outcome{o}}.run(t, pattern, setup{}, true, pattern)
 		}
-		for _, s := range []setup{{name: "host"}, {name: "one frozen", from: 2, to: 3}, {name: "frozen", from: 2, to: 6}, {name: "that frozen", from: 4, to: 5}, {name: "streams", streams: true}} {
-			for _, f := range table {
+		for j, s := range []setup{{name: "host"}, {name: "one frozen", from: 2, to: 3}, {name: "frozen", from: 2, to: 6}, {name: "that frozen", from: 4, to: 5}, {name: "streams", streams: true}} {
+			for k, f := range table {
 				if f.of != nil && !f.of(pattern, s) {
+					continue
+				}
+				// Unless extended, each two of pattern, setup and fault meet.
+				if !standin.Extended && (i+j+k)%3 != 0 {
 					continue
 				}
 				label := fmt.Sprintf("%s, %s: %s (%s, policy %d)", pattern, s.name, f.fault, f.phase, f.policy)
@@ -299,7 +307,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 	fewer, err := local.New(ranks - 1)
 	require.NoError(t, err)
 	all := make([][]uint64, ranks)
-	standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		rank := c.Rank()
 		r := &rig{Stumbling: &standin.Stumbling{Kernels: rt.Kernels()}, comm: standin.NewFaulty(c)}
 		ordered := func(c comm.Communicator) comm.Communicator { return c }
@@ -380,7 +388,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 					if pattern != sparsity.Dense {
 						sums, err := runtime.New(memory, dtype.F32, n)
 						require.NoError(t, errors.Join(err, sums.Fill(0), u.S.AddResult(sums, 1)))
-						assert.Equal(t, given, standin.Bits(sums), "%s: the result of a step that was skipped", label)
+						standin.SameBits(t, given, standin.Bits(sums), "%s: the result of a step that was skipped", label)
 						require.NoError(t, sums.Free())
 					}
 				case wontBegin:
@@ -390,8 +398,8 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 					assert.ErrorContains(t, err, "rolled back", label)
 				}
 				assert.ErrorIs(t, err, f.errOf(want), "%s, rank %d", label, rank)
-				assert.Equal(t, given, result, "gradient: %s, rank %d", label, rank)
-				assert.Equal(t, before, after, "residual: %s, rank %d", label, rank)
+				standin.SameBits(t, given, result, "gradient: %s, rank %d", label, rank)
+				standin.SameBits(t, before, after, "residual: %s, rank %d", label, rank)
 			}
 			if s.to > 0 && !reference && pattern != sparsity.Dense {
 				residual, err := u.S.Residual()
@@ -511,7 +519,7 @@ func TestCountOfAnother(t *testing.T) {
 				before := standin.Bits(g)
 				err = s.AllReduce(ctx, g)
 				assert.ErrorIs(t, err, comm.ErrMismatch, "%d entries, in two parts from %d bytes", count, trim)
-				assert.Equal(t, before, standin.Bits(g))
+				standin.SameBits(t, before, standin.Bits(g))
 				return errors.Join(s.Close(), g.Free())
 			})
 		}

@@ -92,7 +92,11 @@ func TestSparseGolden(t *testing.T) {
 	}
 	tuning.Set(t, tuning.Tuning{TrimFrom: 1000})
 	var lines []string
-	for _, c := range sparseCases() {
+	for i, c := range sparseCases() {
+		if !standin.Sampled(i) {
+			lines = append(lines, "")
+			continue
+		}
 		all := standin.NewHashes(c.ranks)
 		standin.World(t, c.ranks, func(ctx context.Context, c0 comm.Communicator, rt *cpu.Runtime) error {
 			return c.run(ctx, c0, rt, all[c0.Rank()])

@@ -69,9 +69,9 @@ func TestFailureBehindTheResult(t *testing.T) {
 // The host reads numbers in the step after: with and without it, steps have the bits of a host that waits for
 // everything, whatever comes between them. Nothing gets lost.
 func TestOktopkReadsLater(t *testing.T) {
-	n, steps := 16_000, 54 // two rebalances
+	n, steps := 10_000, 54 // two rebalances
 	if standin.Extended {
-		steps = 80
+		n, steps = 16_000, 80
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -322,7 +322,8 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 		want, _ := s.run(t, false, 0)
 		for i, call := range []string{"read", "fill", "pieces", "copy"} {
 			for fails := 1; fails <= 3; fails++ {
-				if !standin.Extended && fails != 1+(i+ranks)%3 {
+				// Unless extended, a call fails in one of the worlds.
+				if !standin.Extended && ((i+ranks)%2 > 0 || fails != 1+(i+ranks)%3) {
 					continue
 				}
 				for step := 7; step < steps; step++ {
@@ -367,7 +368,7 @@ func (c *conserved) check(t *testing.T, seed uint64, step int) {
 
 // Steps do not wait once thresholds serve, also those that find thresholds or partitions anew.
 func TestOktopkDoesNotWait(t *testing.T) {
-	const n, ranks, steps, early = 60_000, 2, 64, 24
+	const n, ranks, steps, early = 30_000, 2, 64, 24
 	tuning.Set(t, tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
 	for _, overflow := range []engine.NonFinitePolicy{engine.SkipNonFinite, engine.PassNonFinite} {
 		cfg := engine.Config{Pattern: sparsity.Oktopk, Density: 0.05, NonFinite: overflow}

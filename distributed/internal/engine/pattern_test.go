@@ -460,7 +460,7 @@ func TestAllocations(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a quarter of a minute under the race detector, which allocates itself")
 	}
-	const ranks, n, rounds, steps = 2, 20_000, 10, 40
+	const ranks, n, rounds, steps = 2, 8000, 6, 40
 	tuning.Set(t, tuning.Tuning{TrimFrom: 100})
 	rt := cpu.New()
 	defer rt.Close()

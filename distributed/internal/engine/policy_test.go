@@ -82,16 +82,16 @@ func TestAutoPolicies(t *testing.T) {
 					err := u.S.AllReduce(ctx, u.T)
 					stats, statsErr := u.S.Stats(ctx)
 					require.NoError(t, statsErr)
-					assert.Equal(t, before, u.State(), "%v", value)
+					standin.SameBits(t, before, u.State(), "%v", value)
 					if policy == engine.FailNonFinite {
 						assert.ErrorIs(t, err, engine.ErrNonFinite, "%v", value)
-						assert.Equal(t, given, standin.Bits(u.T), "%v", value)
+						standin.SameBits(t, given, standin.Bits(u.T), "%v", value)
 						assert.Equal(t, 0, stats.Step)
 						continue
 					}
 					assert.NoError(t, err)
 					assert.True(t, stats.Skipped, "%v", value)
-					assert.Equal(t, make([]uint32, n), standin.Bits(u.T), "%v", value)
+					standin.SameBits(t, make([]uint32, n), standin.Bits(u.T), "%v", value)
 				}
 			})
 		})
@@ -170,7 +170,7 @@ func TestAutoPauses(t *testing.T) {
 			if pausing := step >= 1 && step < 1+paused; pausing {
 				assert.Zero(t, stats.K)
 				assert.Empty(t, stats.Pattern)
-				assert.Equal(t, make([]uint32, n), standin.Bits(u.T), "step %d", step)
+				standin.SameBits(t, make([]uint32, n), standin.Bits(u.T), "step %d", step)
 			}
 			result, err := runtime.ToSlice[float32](u.T)
 			require.NoError(t, err)

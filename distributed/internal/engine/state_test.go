@@ -46,7 +46,7 @@ func TestResume(t *testing.T) {
 		n, cfg := x.n, x.cfg
 		tuning.Set(t, x.tuning)
 		rt := cpu.New()
-		run := func(cut int) (all [ranks][][]uint32) {
+		run := func(cut int) (all [ranks][]uint64) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				u, err := standin.NewTrainee(rt, c, cfg, n)
 				for step := range steps {
@@ -68,7 +68,7 @@ func TestResume(t *testing.T) {
 					if err = u.Step(ctx, step); err != nil {
 						return err
 					}
-					all[c.Rank()] = append(all[c.Rank()], standin.Bits(u.T), u.State())
+					all[c.Rank()] = append(all[c.Rank()], standin.Digest(standin.Bits(u.T), u.State()))
 				}
 				stats, err := u.S.Stats(ctx)
 				assert.Equal(t, steps-1, stats.Step)

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/sparsity"
@@ -80,7 +81,8 @@ func TestValuesBytes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("counts bytes of long tensors")
 	}
-	const n = 4_000_000
+	const n = 2_000_000
+	tuning.Set(t, tuning.Tuning{TrimFrom: 16 << 10}) // of tensors twice as long, the default
 	var all [2][2][]float32
 	for i := range 4 {
 		all[i/2][i%2] = standin.Normal(n, i/2, i%2)
@@ -346,7 +348,7 @@ func (r *rounder) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel
 // A dense step, also in one operation of a communicator that has it, rounds shares as a whole, adds them up in the
 // order of the ranks, and rounds the sums.
 func TestDenseShares(t *testing.T) {
-	const n, ranks = 500_009, 3
+	const n, ranks = 150_009, 3
 	for values, codec := range map[string]kernel.Codec{sparsity.I8: kernel.CodecI8, sparsity.I2: kernel.CodecI2, sparsity.Bit: kernel.CodecSign} {
 		var want [2][]float32
 		residual := make([][]float32, ranks)

@@ -78,7 +78,7 @@ func TestVolumeTable(t *testing.T) {
 		t.Skip("a table for worlds of up to 32 ranks")
 	}
 	const n, density = 100_000, 0.01
-	steps, worlds, patterns := 2, []int{2, 8, 32}, []string{sparsity.TopkA, sparsity.Oktopk} // of which there is something to assert
+	steps, worlds, patterns := 2, []int{2, 16}, []string{sparsity.TopkA, sparsity.Oktopk} // of which there is something to assert
 	if standin.Extended {
 		steps, worlds, patterns = 3, []int{2, 4, 8, 16, 32}, sparsity.Patterns()
 	}
@@ -127,7 +127,7 @@ func TestVolumeTable(t *testing.T) {
 			assert.Less(t, volumes["oktopki2"][i].bytes, 0.4*volumes["oktopkf32"][i].bytes, "oktopk i2, P=%d", p)
 		}
 		last := len(worlds) - 1
-		assert.Greater(t, volumes["topkAf32"][last].most, 8*volumes["oktopkf32"][last].most, name)
+		assert.Greater(t, volumes["topkAf32"][last].most, float64(worlds[last])/4*volumes["oktopkf32"][last].most, name)
 	}
 }
 

@@ -19,8 +19,20 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// World runs body for ranks with a runtime each, which must not leak.
+// World runs body for ranks with a runtime each, which must not leak. Worlds before may have used the runtimes.
 func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
+	t.Helper()
+	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+		rt := Borrow()
+		if err := body(ctx, c, rt); err != nil {
+			return err
+		}
+		return Return(rt)
+	}))
+}
+
+// FreshWorld is World with new runtimes: those for which it counts what is cached, as when they are frozen.
+func FreshWorld(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
 	t.Helper()
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
@@ -29,6 +41,37 @@ func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Commun
 		}
 		return rt.Close()
 	}))
+}
+
+// idle are runtimes that were returned. To map memory, and to touch it first, takes longer than most steps.
+var idle struct {
+	sync.Mutex
+	runtimes []*cpu.Runtime
+}
+
+// Borrow returns a runtime without live memory.
+func Borrow() *cpu.Runtime {
+	idle.Lock()
+	defer idle.Unlock()
+	last := len(idle.runtimes) - 1
+	if last < 0 {
+		return cpu.New()
+	}
+	rt := idle.runtimes[last]
+	idle.runtimes = idle.runtimes[:last]
+	return rt
+}
+
+// Return takes a runtime back. Live memory is an error, as in [cpu.Runtime.Close].
+func Return(rt *cpu.Runtime) error {
+	stats := rt.Stats()
+	if stats.LiveBlocks > 0 || stats.Frozen {
+		return rt.Close()
+	}
+	idle.Lock()
+	defer idle.Unlock()
+	idle.runtimes = append(idle.runtimes, rt)
+	return nil
 }
 
 // Gradients returns tensors of 100 elements.
@@ -89,6 +132,13 @@ func Bits(t *runtime.Tensor) []uint32 {
 		panic(err)
 	}
 	return out
+}
+
+// SameBits expects equal bits. Reflection over each element would take longer than the step that made them.
+func SameBits(t assert.TestingT, want, got []uint32, messages ...any) {
+	if !slices.Equal(want, got) {
+		assert.Equal(t, want, got, messages...)
+	}
 }
 
 var seed = maphash.MakeSeed()
