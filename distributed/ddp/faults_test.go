@@ -137,11 +137,11 @@ func TestGradientOverflow(t *testing.T) {
 								all[c.Rank()] = append(all[c.Rank()], m.bits())
 							case policy == sparse.FailNonFinite:
 								assert.ErrorIs(t, err, sparse.ErrNonFinite, label)
-								assert.Equal(t, given, m.bits(), label)
+								standin.SameBits(t, given, m.bits(), label)
 							default:
 								assert.NoError(t, err, label)
 								assert.True(t, stats.Skipped, label)
-								assert.Equal(t, make([]uint32, len(given)), m.bits(), label)
+								standin.SameBits(t, make([]uint32, len(given)), m.bits(), label)
 							}
 						}
 						return m.close()
@@ -173,7 +173,7 @@ func TestGradientOverflowOnDevice(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, step%2 == 1, stats.Skipped, "step %d", step)
 			if stats.Skipped {
-				assert.Equal(t, make([]uint32, len(m.bits())), m.bits())
+				standin.SameBits(t, make([]uint32, len(m.bits())), m.bits())
 			} else {
 				assert.NotEqual(t, make([]uint32, len(m.bits())), m.bits())
 			}
@@ -293,7 +293,7 @@ func TestGradientFaults(t *testing.T) {
 							f.At = -1
 							if err != nil {
 								assert.ErrorContains(t, err, "rolled back", label)
-								assert.Equal(t, given, m.bits(), label)
+								standin.SameBits(t, given, m.bits(), label)
 								_ = comm.CloseAll(c, nil)
 							}
 							mu.Lock()
@@ -331,6 +331,10 @@ func TestGradientFaults(t *testing.T) {
 			}
 			want, _ := run(-1, false)
 			for _, everywhere := range []bool{true, false} {
+				// Unless extended, calls fail on all of two ranks, on one of three, and both ways with a mesh.
+				if size < 4 && everywhere != (size == 2) && !standin.Extended && !testing.Short() {
+					continue
+				}
 				for at, more := 0, true; more; at++ {
 					var got [][][]uint32
 					// Thresholds of oktopk start over with another communicator.
@@ -518,7 +522,7 @@ func TestContextOverBefore(t *testing.T) {
 		} {
 			before := standin.Bits(u.T)
 			assert.ErrorIs(t, step(over), comm.ErrCanceled, name)
-			assert.Equal(t, before, standin.Bits(u.T), name)
+			standin.SameBits(t, before, standin.Bits(u.T), name)
 		}
 		_, stateErr := u.S.State(ctx)
 		_, bucketsErr := buckets.State(ctx)
@@ -614,7 +618,7 @@ func TestRebindEndsAStep(t *testing.T) {
 					given := m.bits()
 					leave(ctx, c, m)
 					require.NoError(t, m.sync.Rebind(ctx, others[c.Rank()]))
-					assert.Equal(t, given, m.bits())
+					standin.SameBits(t, given, m.bits())
 				}
 				err = m.sync.ReduceAll(ctx, m.params)
 				all[c.Rank()] = append(all[c.Rank()], m.bits())

@@ -29,11 +29,25 @@ func hosts(perHost int) func(context.Context, comm.Communicator) (*distributed.M
 	}
 }
 
+// assertNear expects sums that differ by rounding alone.
+func assertNear(t *testing.T, want, got []float64, format string, args ...any) {
+	if len(want) != len(got) {
+		assert.Len(t, got, len(want))
+		return
+	}
+	for i := range want {
+		if !(math.Abs(want[i]-got[i]) <= 1e-5) {
+			assert.InDelta(t, want[i], got[i], 1e-5, "element %d: %s", i, fmt.Sprintf(format, args...))
+			return
+		}
+	}
+}
+
 // TestMesh: sparse and dense buckets, with padding, have the same bits on all ranks in each step, and nothing
 // gets lost: after some steps without gradients, results add up to the averages that went in. Streams are those of
 // three and four ranks, or with TUTTI_EXTENDED set of all. With -short there are four ranks.
 func TestMesh(t *testing.T) {
-	const steps, rest = 3, 60
+	const steps, rest = 3, 40
 	for _, k := range []struct {
 		ranks int
 		sizes []int // the first is hosts'
@@ -41,7 +55,10 @@ func TestMesh(t *testing.T) {
 		if testing.Short() && k.ranks != 4 {
 			continue
 		}
-		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk, sparse.Auto} {
+		for i, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk, sparse.Auto} {
+			if k.ranks > 4 && i%2 != k.ranks/2%2 && !standin.Extended {
+				continue // the other one of both large worlds has it
+			}
 			for _, device := range []string{"host", "streams", "side streams"} {
 				few := k.ranks != 4 && (k.ranks != 3 || device == "side streams")
 				if few && device != "host" && !standin.Extended {
@@ -108,7 +125,7 @@ func TestMesh(t *testing.T) {
 						}
 					}
 					for i := range in {
-						assert.InDeltaSlice(t, in[i], out[i], 1e-5, "%s, gradient %d", label, i)
+						assertNear(t, in[i], out[i], "%s, gradient %d", label, i)
 					}
 					stats, err := m.sync.Stats(ctx)
 					require.NoError(t, err)
@@ -153,7 +170,7 @@ func TestMeshLosesAHost(t *testing.T) {
 					want[i] += float64(v) / left
 				}
 			}
-			assert.InDeltaSlice(t, want, sum, 1e-5)
+			assertNear(t, want, sum, "what was put in")
 		}
 		return errors.Join(g.Close(), x.Free())
 	})

@@ -101,11 +101,14 @@ func (c *contributions) mean(param, precision int) []float32 {
 	terms, divisor := c.terms(param)
 	n := len(c.values[0][param])
 	out := make([]float32, n)
+	exponent := uint32(0) // of the block
 	for i := range out {
-		exponent := uint32(0)
-		for _, m := range terms {
-			for _, x := range m[i/64*64 : min(i/64*64+64, n)] {
-				exponent = max(exponent, math.Float32bits(x)>>23&255)
+		if i%64 == 0 {
+			exponent = 0
+			for _, m := range terms {
+				for _, x := range m[i:min(i+64, n)] {
+					exponent = max(exponent, math.Float32bits(x)>>23&255)
+				}
 			}
 		}
 		if exponent == 255 {
@@ -434,6 +437,10 @@ func TestReproducibleTurns(t *testing.T) {
 	}
 	for _, noUndo := range []bool{false, true} {
 		for number, size := range []int{1, 3, 3, 3} {
+			// Unless extended, each world has one of both.
+			if !standin.Extended && noUndo != (number%2 > 0) {
+				continue
+			}
 			cfg := ddp.Config{Reproducible: microbatches, BucketBytes: 1 << 22, Config: sparse.Config{NoUndo: noUndo}}
 			standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 				c := hide(w, number < 2)
@@ -1051,7 +1058,11 @@ func TestReproducibleCosts(t *testing.T) {
 					}
 					err = errors.Join(err, g.ReduceAll(ctx, params))
 				}
-				for range 10 {
+				rounds := 6
+				if contributions == 0 {
+					rounds = 1
+				}
+				for range rounds {
 					if c.Rank() == 0 && contributions > 0 {
 						perStep = min(perStep, testing.AllocsPerRun(5, step))
 						continue

@@ -28,11 +28,11 @@ import (
 
 // TestSoak trains with gradients of type F16 and a dynamic loss scale, which are not finite now and then. A run in
 // which calls fail at random, contexts end, and everything is saved, closed and restored ends with the weights of a run
-// to which nothing happens, bit for bit. TUTTI_SOAK_STEPS is for how many steps, 600 unless set, or 200 with -short;
+// to which nothing happens, bit for bit. TUTTI_SOAK_STEPS is for how many steps, 300 unless set, or 200 with -short;
 // 100,000 take some minutes.
 func TestSoak(t *testing.T) {
 	const ranks, seed = 3, 1
-	steps := 600
+	steps := 300
 	if testing.Short() {
 		steps = 200
 	}
