@@ -20,13 +20,16 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// churnVariable is how many events TestChurn has.
+// churnVariable is how many events TestChurn has: 12 unless set, and 24 with TUTTI_EXTENDED.
 const churnVariable = "TUTTI_CHURN"
 
 // TestChurn: members join, leave, are killed, stopped and continued at random, including joining ones. The result of
 // each step, parameters and residuals equal those of the same membership without faults.
 func TestChurn(t *testing.T) {
-	events := 24
+	events := 12
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		events = 24
+	}
 	if n, err := strconv.Atoi(os.Getenv(churnVariable)); err == nil {
 		events = n
 	}

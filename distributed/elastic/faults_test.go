@@ -211,7 +211,9 @@ func TestReplaceAll(t *testing.T) {
 }
 
 // TestLeaveWhileWaiting: a member that waits for others, or for room, leaves at once, and one that has the state after five times Silence.
-func TestLeaveWhileWaiting(t *testing.T) {
+func TestLeaveWhileWaiting(t *testing.T) { bubble(t, leaveWhileWaiting) }
+
+func leaveWhileWaiting(t *testing.T) {
 	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	join := func(name string) *trainee {
 		return newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Min: 2, Max: 2}))

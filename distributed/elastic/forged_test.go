@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -379,7 +380,10 @@ func TestForgedEntries(t *testing.T) { bubble(t, forgedEntries) }
 func forgedEntries(t *testing.T) {
 	sentinels := []error{ErrLeft, ErrStore, ErrEnded, ErrIdentity, comm.ErrMismatch, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrBroken, comm.ErrClosed}
 	var went atomic.Int32
-	const seeds = 40
+	seeds := 12
+	if os.Getenv("TUTTI_EXTENDED") != "" {
+		seeds = 40
+	}
 	for seed := range uint64(seeds) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		server := store.NewServer(store.Options{})
