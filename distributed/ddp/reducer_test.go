@@ -56,7 +56,7 @@ func (h *halves) Reduce(ctx context.Context, b ddp.Bucket) error {
 
 // TestNoReducer: a bucket that a program leaves to the configuration costs what it costs without a Reducer.
 func TestNoReducer(t *testing.T) {
-	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		params := standin.Gradients(t, rt, 3)
 		before := rt.Stats().LiveBytes
 		memory := func(reducer func(ddp.Bucket) (ddp.Reducer, error)) int64 {

@@ -237,7 +237,7 @@ func TestGradientMemory(t *testing.T) {
 		{"transactions, views", ddp.Config{Config: topk, BucketViews: true}, 8.5},
 		{"NoUndo, views", ddp.Config{Config: frugal, BucketViews: true}, 4.5},
 	} {
-		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		standin.FreshWorld(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			var params []*runtime.Tensor
 			total := 0
 			for range layers {

@@ -27,7 +27,7 @@ import (
 // An asynchronous copy that could not be closed, as its copy does not end, is closed with the Reducer, when
 // that is closed again.
 func TestCloseOfHostCopyFails(t *testing.T) {
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+	standin.FreshWorld(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		fails := &standin.Stumbling{Kernels: rt.Kernels(), Call: "close"}
 		memory := standin.NewCopying(rt, new(standin.Waits), fails, nil)
 		u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), engine.Config{Pattern: sparsity.Oktopk, Density: 0.1}, 3000)

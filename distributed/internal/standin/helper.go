@@ -31,7 +31,8 @@ func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Commun
 	}))
 }
 
-// FreshWorld is World with new runtimes: those for which it counts what is cached, as when they are frozen.
+// FreshWorld is World with new runtimes, for tests that count bytes, or freeze: larger blocks than asked for may be
+// cached in used ones.
 func FreshWorld(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
 	t.Helper()
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
