@@ -302,10 +302,10 @@ func testConservation(r *rank, pattern string) {
 	}
 }
 
-// sampled reports whether the world's turn is case i of a sweep of which each world has one in some: worlds of 1, 3
+// sampled reports whether the world's turn is case i of a sweep of which each world has one part: worlds of 1, 3
 // and 5 ranks have different ones. An extended suite has all.
-func (r *rank) sampled(some, i int) bool {
-	return r.extended || (i+r.size/2)%some == 0
+func (r *rank) sampled(parts, i int) bool {
+	return r.extended || (i+r.size/2)%parts == 0
 }
 
 // testAuto runs some families through what was chosen, which may be any pattern.
@@ -511,7 +511,8 @@ func testValues(r *rank, pattern string) {
 		cfg.Values = values
 		for f, k := range families {
 			for i, dt := range types {
-				if slices.Contains(hard, k.name) && r.sampled(2, place+v+f) && turn(i, v+f) && (k.name != "huge" || dt != dtype.F16) {
+				runs := slices.Contains(hard, k.name) && r.sampled(2, place+v+f) && turn(i, v+f)
+				if runs && (k.name != "huge" || dt != dtype.F16) {
 					r.sequence(k, []int{700, 300, 300}[i], 3, dt, cfg)
 				}
 			}
