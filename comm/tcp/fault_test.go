@@ -483,7 +483,7 @@ func TestStrangers(t *testing.T) {
 }
 
 // protocol is what ranks speak.
-const protocol = "tutti-tcp/4"
+const protocol = "tutti-tcp/5"
 
 // talk sends what is no sensible hello, and returns the answer.
 func talk(conn *tls.Conn) (string, error) {
@@ -588,10 +588,10 @@ func TestAnotherVersion(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
 	kv := server.Local("a rank")
-	require.NoError(t, kv.Set(t.Context(), "tcp//0", []byte(`{"Protocol":"tutti-tcp/5"}`)))
+	require.NoError(t, kv.Set(t.Context(), "tcp//0", []byte(`{"Protocol":"tutti-tcp/6"}`)))
 	_, err = tcp.New(soon(t), kv, tcp.Config{Rank: 1, WorldSize: 2, TLS: conf, Listen: "localhost"})
 	require.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, `rank 0 speaks "tutti-tcp/5", this one "tutti-tcp/4"`)
+	assert.ErrorContains(t, err, `rank 0 speaks "tutti-tcp/6", this one "tutti-tcp/5"`)
 }
 
 // Ranks that would take each other for lost after different times are refused by both sides, which name the times.

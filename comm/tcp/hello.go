@@ -18,7 +18,7 @@ import (
 )
 
 // protocol is the name and version of what lanes speak (ALPN).
-const protocol = "tutti-tcp/4"
+const protocol = "tutti-tcp/5"
 
 const (
 	// longestReason bounds the text of a refusal, in bytes.

@@ -201,7 +201,7 @@ const hostileTag = 9<<1 | 1 // of a user's message with the tag 9
 
 // announce announces a message of n bytes to a receive of bytes with the tag 9.
 func (in *intruder) announce(t *testing.T, n int) {
-	head := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(n)), uint64(dtype.U8))
+	head := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(n)), 9<<32|uint64(dtype.U8))
 	in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: 16, eager: 16, length: 16}, head))
 	in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: uint64(n)}, nil))
 }
@@ -306,8 +306,9 @@ func (in *intruder) together(t *testing.T, lane int, record, bytes []byte) {
 
 // A message without the head that its receive expects is an error, and not what the memory had before.
 func TestFalseHead(t *testing.T) {
+	const tag = 9
 	head := func(count, dt uint64, bytes int) []byte {
-		b := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, count), dt)
+		b := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, count), tag<<32^dt)
 		return append(b, make([]byte, bytes)...)
 	}
 	const u8 = uint64(dtype.U8)
@@ -322,6 +323,7 @@ func TestFalseHead(t *testing.T) {
 		"zeros":                head(0, 0, 8),
 		"a type beyond a byte": head(8, u8+256, 8),
 		"another type":         head(8, uint64(dtype.I8), 8),
+		"another tag":          head(8, u8|1<<32, 8),
 		"another count":        head(7, u8, 8),
 		"a count of a sign":    head(1<<63, u8, 8),
 	} {

@@ -279,7 +279,8 @@ func (e *Engine) complete(d *Done) error {
 	o := m.owner
 	err := d.Err
 	want := m.Bytes
-	if m.headed {
+	headed := m.Headed && m.Receive
+	if headed {
 		want = e.headedBytes(o)
 	}
 	switch {
@@ -289,8 +290,8 @@ func (e *Engine) complete(d *Done) error {
 	case err == nil && d.Bytes != want:
 		err = fmt.Errorf("%w: %v: rank %d sent %d bytes, expected %d", comm.ErrMismatch, o, m.Peer, d.Bytes, want)
 	}
-	if m.headed || err != nil {
-		came := m.headed && d.Err == nil && d.Bytes >= headBytes && d.Bytes <= m.Bytes
+	if headed || err != nil {
+		came := headed && d.Err == nil && d.Bytes >= headBytes && d.Bytes <= m.Bytes
 		err = cmp.Or(e.checkHead(o, came), err)
 	}
 	if err != nil {

@@ -26,14 +26,26 @@ func (p planner) message(o *Op) {
 // head describes a message, and travels before its data.
 type head struct {
 	count uint64 // elements of the message
-	dt    uint64 // their type
+	dt    uint32 // their type
+	tag   uint32 // of the message
 }
 
-// headBytes is the size of a head, and shortBytes the most data that travels with it.
+// headBytes is the size of a head, and shortBytes the most data that travels with it. HeadedBytes is the room for both.
 const (
-	headBytes  = 16
-	shortBytes = 2 << 10
+	headBytes   = 16
+	shortBytes  = 2 << 10
+	HeadedBytes = headBytes + shortBytes
 )
+
+// ReadHead returns the tag of a message that has a head, and whether its data follows in messages without one. ok means
+// that there is a head.
+func ReadHead(message []byte) (tag uint32, followed, ok bool) {
+	if len(message) < headBytes {
+		return 0, false, false
+	}
+	hd := &hostmem.Slice[head](hostmem.Addr(message), 1)[0]
+	return hd.tag, hd.count > 0 && len(message) == headBytes, true
+}
 
 // short reports whether data travels with its head. Data that may be on a device does not.
 func (e *Engine) short(bytes int) bool {
@@ -51,16 +63,23 @@ func stepMessage(e *Engine, o *Op) bool {
 		return true
 	}
 	hd := &hostmem.Slice[head](o.memory, 1)[0]
-	m := Message{Peer: int(o.peer), Tag: o.tag, User: true, Receive: receives, Address: o.memory, Bytes: headBytes}
+	m := Message{
+		Peer:    int(o.peer),
+		Tag:     o.tag,
+		User:    true,
+		Receive: receives,
+		Headed:  true,
+		Address: o.memory,
+		Bytes:   headBytes,
+	}
 	data := o.send
 	if receives {
 		*hd = head{}
 		data = o.recv
-		m.Bytes = headBytes + shortBytes
-		m.headed = true
+		m.Bytes = HeadedBytes
 		e.peers[o.peer].received++
 	} else {
-		*hd = head{uint64(o.count), uint64(o.dt)}
+		*hd = o.head()
 		if e.short(bytes) {
 			hostops.Copy(o.memory+headBytes, o.send, bytes, false)
 			m.Bytes += bytes
@@ -69,7 +88,7 @@ func stepMessage(e *Engine, o *Op) bool {
 	}
 	e.post(o, m)
 	if !e.short(bytes) {
-		m.headed = false
+		m.Headed = false
 		e.postPieces(o, m, data, bytes, maxMessage)
 	}
 	return false
@@ -84,6 +103,15 @@ func (e *Engine) headedBytes(o *Op) int {
 	return headBytes
 }
 
+// head returns the head of a message.
+func (o *Op) head() head {
+	return head{
+		count: uint64(o.count),
+		dt:    uint32(o.dt),
+		tag:   uint32(o.tag),
+	}
+}
+
 // checkHead compares the head of a message with the expectations of o. If its arrival is unknown, a head that is not
 // zero has arrived.
 func (e *Engine) checkHead(o *Op, came bool) error {
@@ -91,10 +119,10 @@ func (e *Engine) checkHead(o *Op, came bool) error {
 		return nil
 	}
 	got := hostmem.Slice[head](o.memory, 1)[0]
-	if got == (head{uint64(o.count), uint64(o.dt)}) || !came && got == (head{}) {
+	if got == o.head() || !came && got == (head{}) {
 		return nil
 	}
-	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, o.entry.tag)
+	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, got.tag)
 	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, e.rank, o)
 }
 

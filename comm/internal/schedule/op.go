@@ -120,7 +120,7 @@ func newOp(size int) *Op {
 var host = cpu.New()
 
 // smallBytes is the working memory that an operation keeps for reuse: enough for a message's head and short data.
-const smallBytes = headBytes + shortBytes
+const smallBytes = HeadedBytes
 
 // prepare allocates the memory that the operation needs to start.
 func (o *Op) prepare() (err error) {

@@ -105,8 +105,11 @@ type Message struct {
 	Address uintptr // on the host, in memory that the garbage collector does not move
 	Bytes   int     // the length, at most 1 GiB; for a receive the room, since the message may be shorter
 
-	owner  *Op  // nil if the table's entry is free
-	headed bool // begins with a head, and may be shorter than the room
+	// Headed: it begins with a head ([ReadHead]), and may be shorter than the room, HeadedBytes. A message without one
+	// that has a tag of users is data of the last message with one that was posted before.
+	Headed bool
+
+	owner *Op // nil if the table's entry is free
 }
 
 // Done is a message that has completed.
