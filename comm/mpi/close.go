@@ -47,8 +47,8 @@ func (s *state) forgotten() (open int) {
 func (e *endpoint) release(ctx context.Context) {
 	e.Engine.Release()
 	_ = host.Deallocate(e.buffers)
-	if e.wide != nil {
-		e.wide.release()
+	if e.users != nil {
+		e.users.release()
 	}
 	if e.shared != nil {
 		segment.Unmap(e.shared)

@@ -48,7 +48,7 @@ func (s *state) newEndpoint(rank, size int, handle uintptr) *endpoint {
 	c := schedule.Config{
 		Check:  backend.Check{Backend: name, Rank: rank, WorldSize: size},
 		Wire:   asWire(e.wire),
-		MaxTag: e.tags.first - 1,
+		MaxTag: e.tags.head - 1,
 		Notify: s.progress.notify,
 		Pieces: true,
 	}

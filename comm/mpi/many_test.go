@@ -1,6 +1,8 @@
 package mpi_test
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -93,4 +95,73 @@ func TestRankExhausted(t *testing.T) {
 		return assert.NoError(t, c.Close())
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, r.world.Barrier(r.ctx))
+}
+
+// TestShuffledMessages receives messages one at a time, in another order than they were sent in.
+func TestShuffledMessages(t *testing.T) {
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		l.mustRun(t, job{ranks: 2, test: "TestRankShuffledMessages", env: withoutSharing})
+	})
+}
+
+// TestRankShuffledMessages has rank 0 send messages whose data travels with their heads, or does not, with tags that
+// the library has room for, or not. Messages of one tag come in order.
+func TestRankShuffledMessages(t *testing.T) {
+	const seed = 47
+	const count = 300
+	tags := []uint32{0, 7, 1 << 29, 1 << 31, math.MaxUint32}
+	lengths := []int{0, 1, 512, 513, 20_000} // of floats
+	type message struct {
+		number int
+		floats int
+	}
+	r := newRank(t)
+	random := rand.New(rand.NewPCG(seed, 0)) // the same on both ranks
+	sent := map[uint32][]message{}
+	var order []uint32
+	for i := range count {
+		tag := tags[random.IntN(len(tags))]
+		m := message{i, lengths[random.IntN(len(lengths))]}
+		sent[tag] = append(sent[tag], m)
+		order = append(order, tag)
+		if r.world.Rank() == 0 {
+			data, _ := r.floats(m.floats+1, func(int) float32 { return float32(m.number) })
+			require.NoError(t, r.world.Send(data, m.floats, dtype.F32, 1, tag))
+		}
+	}
+	random.Shuffle(count, func(i, j int) { order[i], order[j] = order[j], order[i] })
+	for i, tag := range order {
+		if r.world.Rank() == 0 {
+			break
+		}
+		m := sent[tag][0]
+		sent[tag] = sent[tag][1:]
+		data, got := r.floats(m.floats+1, func(int) float32 { return -1 })
+		require.NoError(t, r.world.Recv(data, m.floats, dtype.F32, 0, tag))
+		if i%3 > 0 { // some wait together
+			r.sync()
+		}
+		if i%3 == 0 {
+			defer r.check(got, float32(m.number))
+			continue
+		}
+		r.check(got, float32(m.number))
+		require.NoError(t, r.rt.Deallocate(data))
+	}
+	r.sync()
+	require.NoError(t, r.world.Barrier(r.ctx))
+}
+
+// check compares all floats but the last with a number, and the last with the value that nothing was written to.
+func (r rank) check(got []float32, want float32) {
+	r.t.Helper()
+	last := len(got) - 1
+	for i, x := range got {
+		if i == last {
+			want = -1
+		}
+		if x != want {
+			r.t.Fatalf("float %d of %d: %v, want %v", i, last, x, want)
+		}
+	}
 }

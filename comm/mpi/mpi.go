@@ -32,8 +32,8 @@
 //   - library.go: which library is opened; abi.go, abi_*.go: which binary interface it has, and what that is;
 //     api.go, errors.go: its functions and their errors; turn.go: one call at a time, where the library allows no more
 //   - mpi.go, run.go: the process, from Init to Finalize; signals*.go: handlers that the library must not keep
-//   - wire.go: messages over the library, on which comm/internal/schedule runs; widetags.go: those with tags that the
-//     library has no room for; share.go: memory that ranks of a host share in their place
+//   - wire.go: messages over the library, on which comm/internal/schedule runs; matching.go: which receive a user's
+//     message is for; share.go: memory that ranks of a host share in their place
 //   - native.go: collectives that are one call of the library
 //   - endpoint.go, progress.go: a rank, and the goroutine that goes on with the calls of all; split.go, close.go:
 //     its beginning and end; communicator.go: what the user sees
@@ -414,8 +414,8 @@ func start(ctx context.Context) (*state, error) {
 	return s, nil
 }
 
-// protocol is the version of what ranks send each other: schedules, heads, envelopes and control messages.
-var protocol uint64 = 4
+// protocol is the version of what ranks send each other: schedules, heads and control messages.
+var protocol uint64 = 5
 
 // compare returns an error if ranks have another version of this package, or have chosen different collectives.
 func (e *endpoint) compare(ctx context.Context) error {

@@ -17,7 +17,8 @@ type wire struct {
 	handle     uintptr   // of the MPI communicator
 	tags       tagSpace  // of the library, shared out; not changed after newWire
 	table      requests  // the engine's messages
-	wide       *wideTags // nil before the first of their messages
+	users      *matching // of their messages; nil before the first
+	heads      requests  // receives of heads posted while table was longer than a look
 	abandoned  bool      // Abandon was called: receives are canceled once
 	control    requests  // control messages that are being sent, by the number of their buffers
 	buffers    uintptr   // of a status report and a last message to each rank
@@ -32,6 +33,7 @@ func newWire(lib *library, handle uintptr, size int, maxTag uint64) *wire {
 		handle:     handle,
 		tags:       newTagSpace(maxTag),
 		table:      newRequests(lib),
+		heads:      newRequests(lib),
 		control:    newRequests(lib),
 		controlled: make([]bool, 2*size),
 	}
@@ -41,29 +43,20 @@ func newWire(lib *library, handle uintptr, size int, maxTag uint64) *wire {
 func (w *wire) Post(id int, m *schedule.Message) {
 	tag := m.Tag
 	if m.User {
-		if tag >= w.tags.narrow { // beyond the tags that the library has room for
-			w.postWide(id, m)
+		if w.users == nil {
+			w.users = newMatching(w, len(w.controlled)/2)
+		}
+		if m.Receive {
+			w.users.receive(id, m)
 			return
 		}
-		tag += w.tags.first // behind the engine's own
+		tag = w.users.sendTag(m)
 	}
 	f := w.lib.Isend
 	if m.Receive {
 		f = w.lib.Irecv
 	}
 	w.post(id, f, m.Address, m.Bytes, m.Peer, tag)
-}
-
-// postWide starts a message with a tag that the library has no room for.
-func (w *wire) postWide(id int, m *schedule.Message) {
-	if w.wide == nil {
-		w.wide = newWideTags(w, len(w.controlled)/2)
-	}
-	if m.Receive {
-		w.wide.receive(id, m)
-	} else {
-		w.wide.send(id, m)
-	}
 }
 
 // post makes a request of the library. The call is made with the next Flush or Poll.
@@ -82,29 +75,56 @@ func (w *wire) post(id int, f dl.Func, address uintptr, bytes, peer int, tag uin
 	}
 }
 
+// postHead makes a receive of a head. They are matched in order, and a look asks about all of them.
+func (w *wire) postHead(id int, address uintptr, peer int) {
+	if len(w.table.list) < mostTested {
+		w.post(id, w.lib.Irecv, address, schedule.HeadedBytes, peer, w.tags.head)
+		return
+	}
+	_ = w.table.flush() // says why it has failed again
+	if slot, ok := w.heads.add(id, true); ok {
+		w.heads.calls.Add(w.lib.Irecv, address, schedule.HeadedBytes, w.lib.handles.bytes, uintptr(peer),
+			uintptr(w.tags.head), w.handle, slot)
+		_ = w.heads.flush()
+	}
+}
+
 // Flush implements [schedule.Wire].
 func (w *wire) Flush() error { return w.table.flush() }
 
 // Poll implements [schedule.Wire].
 func (w *wire) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
-	if w.wide == nil {
+	if w.users == nil {
 		return w.table.test(done, h.Together, h.Tries)
 	}
 	from := len(done)
-	tries := h.Tries
-	if len(w.wide.arrived) > 0 {
-		tries = 1
+	for range headRounds {
+		tries := h.Tries
+		if len(w.users.arrived) > 0 || len(w.heads.list) > 0 {
+			tries = 1
+		}
+		var heads bool
+		var err error
+		if done, err = w.table.test(done, h.Together, tries); err != nil {
+			return done[:from], err
+		}
+		if done, err = w.heads.test(done, false, 1); err != nil {
+			return done[:from], err
+		}
+		if done, heads, err = w.users.poll(done, from); err != nil || !heads || len(done) > from {
+			return done, err
+		}
+		// Heads have come whose receives have not been called: those that are waited for may be behind them.
 	}
-	done, err := w.table.test(done, false, tries)
-	if err != nil {
-		return done[:from], err
-	}
-	return w.wide.poll(done, from)
+	return done, nil
 }
+
+// headRounds bounds the looks of one Poll.
+const headRounds = 256
 
 // Abandon implements [schedule.Wire]. It returns the number of receives: sends stay in flight.
 func (w *wire) Abandon() (receiving int) {
-	receiving = w.table.cancel(!w.abandoned)
+	receiving = w.table.cancel(!w.abandoned) + w.heads.cancel(!w.abandoned)
 	w.abandoned = true
 	return receiving
 }
