@@ -474,7 +474,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 
 // A process of the job that has given up while this process was stopped is no stranger that says nothing.
 func TestAttemptsWhileStopped(t *testing.T) {
-	log := logged(t)
+	log := logtest.Capture(t)
 	conf := mustTLS(t, "s")
 	l, err := net.Listen("tcp", "localhost:0")
 	require.NoError(t, err)
