@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -214,9 +215,15 @@ func TestRoundNamesRanksThatHaveEnded(t *testing.T) {
 // Without rank 0 there is no round. It is accused, and a later rank 0 starts one with whoever waits.
 func TestRoundWithoutRankZero(t *testing.T) {
 	m := newMeeting(t, 3)
-	_, ended := m.enter(deadline(t, time.Millisecond), 1)
-	err := <-ended
-	require.ErrorIs(t, err, comm.ErrTimeout)
+	var err error
+	for limit := time.Millisecond; ; limit *= 2 {
+		_, ended := m.enter(deadline(t, limit), 1)
+		err = <-ended
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		if !strings.Contains(err.Error(), "store: watch ") { // which a crowded machine had not answered
+			break
+		}
+	}
 	require.ErrorContains(t, err, "rendezvous: rank 0 did not come: ")
 	require.Equal(t, []string{"1", "1", "1"}, m.complete(t, 2, 1, 0))
 }

@@ -18,18 +18,19 @@ type Log struct {
 
 // captures are the logs of the tests that run now.
 var captures struct {
-	mu     sync.Mutex
-	before *slog.Logger // the program's own; nil while no test captures it; guarded by mu
-	logs   []*Log       // guarded by mu
+	turns  sync.Mutex   // held while a capture begins or ends
+	before *slog.Logger // the program's own; nil while no test captures it; guarded by turns
+
+	mu   sync.Mutex // not held while the program's log is set, which waits for those that write to it
+	logs []*Log     // guarded by mu
 }
 
 // Capture redirects the program's log to a Log, until the test ends. Tests that run side by side each have all of it.
 func Capture(t *testing.T) *Log {
 	l := &Log{}
-	captures.mu.Lock()
-	defer captures.mu.Unlock()
-	captures.logs = append(captures.logs, l)
-	if len(captures.logs) == 1 {
+	captures.turns.Lock()
+	defer captures.turns.Unlock()
+	if l.add() == 1 {
 		captures.before = slog.Default()
 		slog.SetDefault(slog.New(slog.NewTextHandler(all{}, nil)))
 	}
@@ -39,14 +40,29 @@ func Capture(t *testing.T) *Log {
 
 // end ends a capture.
 func (l *Log) end() {
+	captures.turns.Lock()
+	defer captures.turns.Unlock()
+	if l.remove() == 0 {
+		slog.SetDefault(captures.before)
+		captures.before = nil
+	}
+}
+
+// add lets the log get lines, and returns how many do.
+func (l *Log) add() (logs int) {
+	captures.mu.Lock()
+	defer captures.mu.Unlock()
+	captures.logs = append(captures.logs, l)
+	return len(captures.logs)
+}
+
+// remove undoes add.
+func (l *Log) remove() (logs int) {
 	captures.mu.Lock()
 	defer captures.mu.Unlock()
 	i := slices.Index(captures.logs, l)
 	captures.logs = slices.Delete(captures.logs, i, i+1)
-	if len(captures.logs) == 0 {
-		slog.SetDefault(captures.before)
-		captures.before = nil
-	}
+	return len(captures.logs)
 }
 
 // all writes to the logs of all tests.
