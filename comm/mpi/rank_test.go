@@ -392,6 +392,34 @@ func TestRankWrongLength(t *testing.T) {
 	}
 }
 
+// TestRankForeignHead receives less of a long message than was sent, while the head of another message is in the memory
+// of its receive. The error accuses no call but the message's.
+func TestRankForeignHead(t *testing.T) {
+	r := newRank(t)
+	c, err := r.world.Split(r.ctx, 0, 0)
+	require.NoError(t, err)
+	const tag = 4
+	send, _ := r.floats(8000, func(int) float32 { return 1 })
+	recv, _ := r.floats(8000, func(int) float32 { return 0 })
+	if c.Rank() == 0 {
+		require.NoError(t, c.Send(send, 1, dtype.F32, 1, 3))
+		require.NoError(t, c.Send(send, 8000, dtype.F32, 1, tag))
+	}
+	require.NoError(t, r.world.Barrier(r.ctx)) // both messages are on their way
+	if c.Rank() == 0 {
+		if err := c.Sync(r.ctx); err != nil { // or it is done before it can be notified
+			require.ErrorIs(t, err, comm.ErrMismatch)
+		}
+	} else {
+		require.NoError(t, c.Recv(recv, 6000, dtype.F32, 0, tag))
+		err := c.Sync(r.ctx)
+		require.ErrorIs(t, err, comm.ErrMismatch)
+		assert.NotContains(t, err.Error(), "tag 3")
+	}
+	require.NoError(t, r.world.Barrier(r.ctx))
+	require.NoError(t, c.Close())
+}
+
 // TestRankAbort ends a job in which the other ranks would wait forever.
 func TestRankAbort(t *testing.T) {
 	onlyChild(t)

@@ -112,14 +112,14 @@ func (o *Op) head() head {
 	}
 }
 
-// checkHead compares the head of a message with the expectations of o. If its arrival is unknown, a head that is not
-// zero has arrived.
+// checkHead compares the head of a message with the expectations of o. If its arrival is unknown, a head with its tag
+// that is not zero has arrived. One with another tag is not its own (see [Message]).
 func (e *Engine) checkHead(o *Op, came bool) error {
 	if o.op != comm.OpRecv || o.memory == 0 {
 		return nil
 	}
 	got := hostmem.Slice[head](o.memory, 1)[0]
-	if got == o.head() || !came && got == (head{}) {
+	if got == o.head() || !came && (got == (head{}) || uint64(got.tag) != o.tag) {
 		return nil
 	}
 	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, got.tag)

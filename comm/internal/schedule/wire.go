@@ -106,7 +106,8 @@ type Message struct {
 	Bytes   int     // the length, at most 1 GiB; for a receive the room, since the message may be shorter
 
 	// Headed: it begins with a head ([ReadHead]), and may be shorter than the room, HeadedBytes. A message without one
-	// that has a tag of users is data of the last message with one that was posted before.
+	// that has a tag of users is data of the last message with one that was posted before. Until a wire has reported a
+	// receive, its memory may have the head of a message with another tag.
 	Headed bool
 
 	owner *Op // nil if the table's entry is free
