@@ -593,6 +593,7 @@ func TestRankFinalizeAlone(t *testing.T) {
 type inPlace struct {
 	Pause dl.Func `sym:"pause"`       // does not come back
 	Yield dl.Func `sym:"sched_yield"` // does nothing
+	Fail  dl.Func `sym:"sysconf"`     // fails: the first argument is no setting
 }
 
 func libc(t *testing.T) (f inPlace) {

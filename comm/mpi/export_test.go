@@ -109,6 +109,13 @@ func Serialize(c comm.Communicator) { change(c, func(lib *library) { lib.turn = 
 // ReplaceFree has another function called instead of MPI_Comm_free.
 func ReplaceFree(c comm.Communicator, f dl.Func) { change(c, func(lib *library) { lib.CommFree = f }) }
 
+// ReplaceIrecv has another function called instead of MPI_Irecv until restore is called.
+func ReplaceIrecv(c comm.Communicator, f dl.Func) (restore func()) {
+	before := c.(*communicator).e.lib.Irecv
+	change(c, func(lib *library) { lib.Irecv = f })
+	return func() { change(c, func(lib *library) { lib.Irecv = before }) }
+}
+
 // ReplaceFinalize has another function called instead of MPI_Finalize.
 func ReplaceFinalize(c comm.Communicator, f dl.Func) {
 	change(c, func(lib *library) { lib.Finalize = f })

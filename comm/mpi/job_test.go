@@ -61,7 +61,7 @@ func TestForgottenClose(t *testing.T) {
 // TestPair has two ranks of one job run several tests.
 func TestPair(t *testing.T) {
 	const tests = "TestRankDisagreement|TestRankSteadyState|TestRankSendFirst|TestRankGroupMessages|" +
-		"TestRankBusyProgress|TestRankWrongLength|TestRankForeignHead"
+		"TestRankBusyProgress|TestRankWrongLength|TestRankForeignHead|TestRankRefusedHead"
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: tests}) })
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
 )
 
@@ -95,6 +96,31 @@ func TestRankExhausted(t *testing.T) {
 		return assert.NoError(t, c.Close())
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, r.world.Barrier(r.ctx))
+}
+
+// TestRankRefusedHead has the library refuse the receive of a head when many others wait: it says so.
+func TestRankRefusedHead(t *testing.T) {
+	r := newRank(t)
+	c, err := r.world.Split(r.ctx, 0, 0)
+	require.NoError(t, err)
+	if c.Rank() == 0 {
+		const count = 600 // more than a look asks about
+		const bytes = 4096
+		memory, err := r.rt.Allocate(count * bytes)
+		require.NoError(t, err)
+		for i := range count {
+			require.NoError(t, c.Recv(memory+uintptr(i*bytes), bytes, dtype.U8, 0, 0))
+		}
+		restore := mpi.ReplaceIrecv(c, libc(t).Fail)
+		err = c.Recv(memory, 0, dtype.U8, 1, 0)
+		if err == nil {
+			err = c.Sync(r.ctx)
+		}
+		restore()
+		require.ErrorContains(t, err, "sysconf")
+	}
+	require.NoError(t, r.world.Barrier(r.ctx))
+	require.NoError(t, c.Close())
 }
 
 // TestShuffledMessages receives messages one at a time, in another order than they were sent in.

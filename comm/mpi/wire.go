@@ -85,7 +85,8 @@ func (w *wire) postHead(id int, address uintptr, peer int) {
 	if slot, ok := w.heads.add(id, true); ok {
 		w.heads.calls.Add(w.lib.Irecv, address, schedule.HeadedBytes, w.lib.handles.bytes, uintptr(peer),
 			uintptr(w.tags.head), w.handle, slot)
-		_ = w.heads.flush()
+		// A look at no heads would not say why.
+		w.users.failure = cmp.Or(w.users.failure, w.heads.flush())
 	}
 }
 
