@@ -67,14 +67,14 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign makes a certificate for a host and a client in two files.
-func (a *authority) sign(t *testing.T, host string) (pair tls.Certificate, cert, key string) {
+// sign makes a certificate for a host and a client in two files. It has ended if validity is negative.
+func (a *authority) sign(t *testing.T, host string, validity time.Duration) (pair tls.Certificate, cert, key string) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2),
 		Subject:      pkix.Name{CommonName: "a process"},
-		NotAfter:     time.Now().Add(time.Hour),
+		NotAfter:     time.Now().Add(validity),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses:  []net.IP{net.ParseIP(host)},
@@ -110,6 +110,17 @@ func open(t *testing.T, cfg clientv3.Config) error {
 	return kv.Close()
 }
 
+// serveTLS starts a server with a certificate and returns its URL.
+func serveTLS(t *testing.T, pair tls.Certificate) string {
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ErrorLog = stdlog.New(io.Discard, "", 0)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.EnableHTTP2 = true // as an etcd has it
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
 // Dial ends if no etcd can be reached, even without a deadline, and each cause has its own text.
 func TestDialNamesTheCause(t *testing.T) {
 	ours := newAuthority(t)
@@ -117,8 +128,10 @@ func TestDialNamesTheCause(t *testing.T) {
 	address := jobtest.Address(t, 1)
 	host, _, err := net.SplitHostPort(address)
 	require.NoError(t, err)
-	pair, cert, key := ours.sign(t, host)
-	stranger, _, _ := others.sign(t, host)
+	pair, cert, key := ours.sign(t, host, time.Hour)
+	stranger, _, _ := others.sign(t, host, time.Hour)
+	old, _, _ := ours.sign(t, host, -time.Hour)
+	elsewhere, _, _ := ours.sign(t, "192.0.2.1", time.Hour)
 	s := prepare(t)
 	both := s.client + ",https://" + address
 	s.more = []string{"--listen-client-urls", both, "--advertise-client-urls", both,
@@ -133,6 +146,9 @@ func TestDialNamesTheCause(t *testing.T) {
 	webTLS.Config.ErrorLog = stdlog.New(io.Discard, "", 0)
 	webTLS.StartTLS()
 	t.Cleanup(webTLS.Close)
+	// A client refuses these before it knows whether they are etcd.
+	ended := serveTLS(t, old)
+	moved := serveTLS(t, elsewhere)
 	for name, test := range map[string]struct {
 		endpoint string
 		conf     *tls.Config
@@ -162,9 +178,21 @@ func TestDialNamesTheCause(t *testing.T) {
 			"https://" + address, &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{stranger}},
 			fs.ErrPermission, "asks for a client's certificate that it accepts",
 		},
+		"client's certificate has ended": {
+			"https://" + address, &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{old}},
+			fs.ErrPermission, "in etcd's --trusted-ca-file, and one that is valid now",
+		},
 		"another authority": {
-			"https://" + address, &tls.Config{RootCAs: others.pool, Certificates: []tls.Certificate{pair}},
-			fs.ErrPermission, "a certificate that etcd's client does not accept: RootCAs of its TLS configuration need the authority",
+			"https://" + address, &tls.Config{RootCAs: others.pool, Certificates: []tls.Certificate{pair}}, fs.ErrPermission,
+			"a certificate of an authority that etcd's client does not know: add it to RootCAs of its TLS configuration",
+		},
+		"server's certificate has ended": {
+			ended, &tls.Config{RootCAs: ours.pool}, fs.ErrPermission,
+			"a certificate that is not valid now: renew it, or set the clock of this host",
+		},
+		"server's certificate is of another host": {
+			moved, &tls.Config{RootCAs: ours.pool}, fs.ErrPermission,
+			"a certificate of another host: the endpoint must be one of its names",
 		},
 		"no TLS": {
 			"http://" + address, nil, comm.ErrArgument, "speaks TLS: the endpoint must begin with https://",

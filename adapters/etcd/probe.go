@@ -94,8 +94,7 @@ func probe(ctx context.Context, endpoint string, met error) finding {
 	var remote *net.OpError
 	switch {
 	case strings.Contains(met.Error(), "x509: "): // from the client, which has no other form
-		return finding{fs.ErrPermission, address + " speaks TLS with a certificate that etcd's client does not accept: " +
-			"RootCAs of its TLS configuration need the authority, and the certificate needs the host of the endpoint"}
+		return finding{fs.ErrPermission, address + " speaks TLS with a certificate " + refusal(met.Error())}
 	case errors.As(err, &remote) && remote.Op == "remote error": // an alert, for which package tls has no type
 		return alerted(scheme, address, remote.Err)
 	case conn.ConnectionState().HandshakeComplete:
@@ -145,7 +144,7 @@ func alerted(scheme, address string, alert error) finding {
 			"and etcd's client needs a TLS configuration with a certificate"}
 	}
 	return finding{fs.ErrPermission, fmt.Sprintf("%s speaks TLS, and asks for a client's certificate that it accepts: "+
-		"%v; give the client one of the authority in etcd's --trusted-ca-file", address, alert)}
+		"%v; give the client one of an authority in etcd's --trusted-ca-file, and one that is valid now", address, alert)}
 }
 
 // encrypted describes an endpoint that speaks TLS.
@@ -155,6 +154,22 @@ func encrypted(scheme, address string) finding {
 	}
 	return finding{comm.ErrArgument, address + " speaks TLS: " +
 		"the endpoint must begin with https://, and etcd's client needs a TLS configuration"}
+}
+
+// refusal describes a server's certificate that the client refused, and the remedy. The client's error has only the text
+// of package x509.
+func refusal(text string) string {
+	switch {
+	case strings.Contains(text, "has expired or is not yet valid"):
+		return "that is not valid now: renew it, or set the clock of this host"
+	case strings.Contains(text, "unknown authority"):
+		return "of an authority that etcd's client does not know: add it to RootCAs of its TLS configuration"
+	case strings.Contains(text, "certificate is valid for "),
+		strings.Contains(text, "certificate is not valid for any names"),
+		strings.Contains(text, "doesn't contain any IP SANs"):
+		return "of another host: the endpoint must be one of its names"
+	}
+	return "that etcd's client does not accept: give etcd one for servers that RootCAs of the client's TLS configuration sign"
 }
 
 // unencrypted describes an endpoint that does not speak TLS, according to fault.
