@@ -55,7 +55,7 @@ func TestReasonAtTheDeadline(t *testing.T) {
 		}
 		return os.ErrDeadlineExceeded
 	}}
-	_, err := Dialer{Addresses: []string{"store:29400"}, Network: network}.Dial(ctx)
+	_, err := Dialer{Name: "rank 0", Addresses: []string{"store:29400"}, Network: network}.Dial(ctx)
 	require.ErrorIs(t, err, comm.ErrCanceled)
 	assert.ErrorIs(t, err, syscall.ECONNREFUSED)
 	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded)

@@ -78,6 +78,10 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		return nil, fmt.Errorf("store: %w: no address", comm.ErrArgument)
 	}
 	hello := d.hello()
+	// A store refuses it without a reason, as it may not print one.
+	if err := hello.check(); err != nil {
+		return nil, fmt.Errorf("store: %w: %w", comm.ErrArgument, err)
+	}
 	var log repeats.Log
 	var last reasons  // of the last whole round
 	var refused error // the last refusal with a reason; nil before

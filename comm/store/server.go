@@ -36,19 +36,22 @@ type greeting struct {
 // longestName bounds what a process says of itself, which is printed.
 const longestName = 2 << 10
 
-// valid reports whether a process says who it is.
-func (h *greeting) valid() bool {
+// check returns an error unless a process says who it is, in a text that can be printed.
+func (h *greeting) check() error {
 	for _, text := range []string{h.Name, h.Title, h.Process, h.Job} {
 		if len(text) > longestName {
-			return false
+			return fmt.Errorf("a process and its job have names of at most %d bytes, and one has %d", longestName, len(text))
 		}
 		for _, c := range text {
 			if !strconv.IsPrint(c) {
-				return false
+				return fmt.Errorf("a process and its job have names that can be printed, and %q cannot", text)
 			}
 		}
 	}
-	return h.Name != ""
+	if h.Name == "" {
+		return errors.New("a process needs a name")
+	}
+	return nil
 }
 
 // title is how others call the process.
@@ -72,7 +75,7 @@ const oneVersion = "all processes of a job use one version of tutti"
 func greet(conn *tls.Conn, lines *bufio.Scanner, g *gate.Gate) (hello greeting, ok bool) {
 	lines.Buffer(nil, longestLine)
 	said := conn.SetDeadline(time.Now().Add(gate.Patience)) == nil && lines.Scan()
-	if !said || json.Unmarshal(lines.Bytes(), &hello) != nil || !hello.valid() {
+	if !said || json.Unmarshal(lines.Bytes(), &hello) != nil || hello.check() != nil {
 		g.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
 		return hello, false
 	}
