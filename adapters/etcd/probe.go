@@ -156,8 +156,8 @@ func encrypted(scheme, address string) finding {
 		"the endpoint must begin with https://, and etcd's client needs a TLS configuration"}
 }
 
-// refusal describes a server's certificate that the client refused, and the remedy. The client's error has only the text
-// of package x509.
+// refusal describes a server's certificate that the client refused, and the remedy. The client's error has only the
+// text of package x509.
 func refusal(text string) string {
 	switch {
 	case strings.Contains(text, "has expired or is not yet valid"):
@@ -169,7 +169,8 @@ func refusal(text string) string {
 		strings.Contains(text, "doesn't contain any IP SANs"):
 		return "of another host: the endpoint must be one of its names"
 	}
-	return "that etcd's client does not accept: give etcd one for servers that RootCAs of the client's TLS configuration sign"
+	return "that etcd's client does not accept: " +
+		"give etcd one for servers that RootCAs of the client's TLS configuration sign"
 }
 
 // unencrypted describes an endpoint that does not speak TLS, according to fault.
