@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/interfaces"
 	hardware "github.com/tutti-go/tutti/internal/machine"
 )
 
@@ -20,8 +21,7 @@ import (
 const loopback = "127.0.0.1"
 
 // reachableAddress returns the address by which other machines most likely reach this one. It prefers the source
-// address of the default route, then a global address of an interface, then an address that holds on one link. A link's
-// IPv6 address has its zone. The result is "" if there is none.
+// address of the default route. The result is "" if there is none.
 func reachableAddress() string {
 	// Nothing is sent: the system chooses the source for addresses that are reserved for documentation.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
@@ -35,14 +35,22 @@ func reachableAddress() string {
 			return ip.String()
 		}
 	}
-	interfaces, _ := net.Interfaces()
-	slices.SortStableFunc(interfaces, func(a, b net.Interface) int {
-		return virtual(a.Name) - virtual(b.Name)
-	})
-	for _, suits := range []func(net.IP) bool{net.IP.IsGlobalUnicast, isOfCable, isLink} {
-		for _, i := range interfaces {
-			if ip := firstAddress(i, suits); ip != nil {
-				return zoned(ip, i.Name)
+	return unroutedAddress(interfaces.Up())
+}
+
+// unroutedAddress returns the address by which other machines most likely reach one without a default route. It prefers
+// any address of an interface to other machines. Of these, it prefers a global address to one that holds on one link. A
+// link's IPv6 address has its zone. The result is "" if there is none.
+func unroutedAddress(all []interfaces.Interface) string {
+	for _, isVirtual := range []bool{false, true} {
+		for _, suits := range []func(net.IP) bool{net.IP.IsGlobalUnicast, isOfCable, isLink} {
+			for _, i := range all {
+				if i.Loopback || i.Virtual != isVirtual {
+					continue
+				}
+				if n := slices.IndexFunc(i.IPs, suits); n >= 0 {
+					return zoned(i.IPs[n], i.Name)
+				}
 			}
 		}
 	}
@@ -78,31 +86,6 @@ func withoutZone(address string) string {
 		return address
 	}
 	return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port()).String()
-}
-
-// firstAddress returns an interface's first address that suits, nil if none does.
-func firstAddress(i net.Interface, suits func(net.IP) bool) net.IP {
-	if i.Flags&net.FlagUp == 0 || i.Flags&net.FlagLoopback != 0 {
-		return nil
-	}
-	addresses, _ := i.Addrs()
-	for _, address := range addresses {
-		if n, ok := address.(*net.IPNet); ok && suits(n.IP) {
-			return n.IP
-		}
-	}
-	return nil
-}
-
-// virtual returns 1 for names of interfaces to this host's containers and virtual machines. These have the same
-// addresses on every host.
-func virtual(name string) int {
-	for _, prefix := range []string{"docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc"} {
-		if strings.HasPrefix(name, prefix) {
-			return 1
-		}
-	}
-	return 0
 }
 
 // leaveLoopback makes ranks listen on the network if the store has a loopback address but the job has other machines.

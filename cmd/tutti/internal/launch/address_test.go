@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/internal/interfaces"
 )
 
 // The command for other machines can be pasted into a shell.
@@ -52,7 +54,7 @@ func TestInvitationSettings(t *testing.T) {
 	}
 }
 
-// Link-local addresses name their interface, and interfaces to containers come last.
+// Link-local addresses name their interface.
 func TestAddresses(t *testing.T) {
 	assert.Equal(t, "fe80::1%eth0", zoned(net.ParseIP("fe80::1"), "eth0"))
 	assert.Equal(t, "10.0.0.1", zoned(net.ParseIP("10.0.0.1"), "eth0"))
@@ -68,7 +70,38 @@ func TestAddresses(t *testing.T) {
 	for address, want := range map[string]bool{"169.254.0.1": true, "10.0.0.1": false, "fe80::1": false} {
 		assert.Equal(t, want, isOfCable(net.ParseIP(address)), address)
 	}
-	for name, want := range map[string]int{"docker0": 1, "br-12ab": 1, "eth0": 0, "enp3s0": 0, "bridge0": 0, "wg0": 0} {
-		assert.Equal(t, want, virtual(name), name)
+}
+
+// Without a default route, any address of an interface to other machines comes before those of interfaces to this
+// machine's containers.
+func TestUnroutedAddress(t *testing.T) {
+	lo := network("lo", "127.0.0.1", "::1")
+	lo.Loopback = true
+	docker := network("docker0", "172.17.0.1", "fe80::d")
+	docker.Virtual = true
+	bare := network("br-12ab", "fe80::b")
+	bare.Virtual = true
+	for _, test := range []struct {
+		want string
+		all  []interfaces.Interface
+	}{
+		{"", []interfaces.Interface{lo}},
+		{"fe80::1%eth0", []interfaces.Interface{lo, docker, network("eth0", "fe80::1")}},
+		{"169.254.1.1", []interfaces.Interface{docker, network("eth0", "fe80::1"), network("eth1", "169.254.1.1")}},
+		{"10.0.0.1", []interfaces.Interface{docker, network("eth0", "fe80::1"), network("eth1", "10.0.0.1", "fe80::2")}},
+		{"2001:db8::1", []interfaces.Interface{network("eth0", "169.254.1.1"), network("eth1", "2001:db8::1")}},
+		{"172.17.0.1", []interfaces.Interface{lo, bare, docker, network("eth0")}},
+		{"fe80::b%br-12ab", []interfaces.Interface{lo, bare, network("eth0")}},
+	} {
+		assert.Equal(t, test.want, unroutedAddress(test.all), "%v", test.all)
 	}
+}
+
+// network returns an interface with these addresses.
+func network(name string, addresses ...string) interfaces.Interface {
+	i := interfaces.Interface{Name: name}
+	for _, address := range addresses {
+		i.IPs = append(i.IPs, net.ParseIP(address))
+	}
+	return i
 }
