@@ -191,6 +191,7 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 }
 
 // cable is twoMachines with addresses that are valid only on the cable, $ONE and $TWO, and different interface names.
+// Both machines run the commands $BESIDE for further networks before.
 // The second machine runs the command that the first one prints, unchanged.
 const cable = `set -e
 mount -t tmpfs tutti /mnt
@@ -198,8 +199,8 @@ touch /mnt/net
 unshare --net=/mnt/net true
 ip link add eth0 type veth peer name cable7 netns /mnt/net
 up='ip link set lo up; ip link set $1 addrgenmode none; ip link set $1 up; ip address add $2 dev $1 $3'
-sh -ec "$up" up eth0 $ONE
-nsenter --net=/mnt/net sh -ec "$up" up cable7 $TWO
+sh -ec "$BESIDE$up" up eth0 $ONE
+nsenter --net=/mnt/net sh -ec "$BESIDE$up" up cable7 $TWO
 tutti launch --listen :29400 --machines 2 -n 1 $COMMAND > first 2> first.err & first=$!
 until grep -q -- --join first.err; do kill -0 $first && sleep 0.1; done
 sed -n 's/^  tutti launch --join/tutti launch --join/p' first.err > command
@@ -213,9 +214,13 @@ func TestTwoMachinesOnACable(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)
 	tutti := build(t)
-	for name, addresses := range map[string][2]string{
-		"IPv4": {"169.254.1.1/16", "169.254.1.2/16"},
-		"IPv6": {"fe80::1/64 nodad", "fe80::2/64 nodad"},
+	// Containers' bridges have the same address on every host.
+	const bridge = "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0; ip link set docker0 up; "
+	for name, addresses := range map[string][3]string{
+		"IPv4":                {"169.254.1.1/16", "169.254.1.2/16"},
+		"IPv6":                {"fe80::1/64 nodad", "fe80::2/64 nodad"},
+		"IPv4 beside docker0": {"169.254.1.1/16", "169.254.1.2/16", bridge},
+		"IPv6 beside docker0": {"fe80::1/64 nodad", "fe80::2/64 nodad", bridge},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,7 +228,7 @@ func TestTwoMachinesOnACable(t *testing.T) {
 			all := inside(cable)
 			cmd := command(t, all[0], all[1:]...)
 			cmd.Dir = dir
-			cmd.Env = append(os.Environ(), "ONE="+addresses[0], "TWO="+addresses[1], "HOME="+dir, "XDG_CONFIG_HOME=",
+			cmd.Env = append(os.Environ(), "ONE="+addresses[0], "TWO="+addresses[1], "BESIDE="+addresses[2], "HOME="+dir, "XDG_CONFIG_HOME=",
 				"TUTTI_SECRET=a secret of tests, and long enough", "PATH="+filepath.Dir(tutti)+":"+os.Getenv("PATH"),
 				"COMMAND=train --backend tcp --epochs 1 --pattern dense --json", "TUTTI_MPI_LIB=/nowhere")
 			out, err := cmd.CombinedOutput()

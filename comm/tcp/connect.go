@@ -536,18 +536,27 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	return &triedError{r.Addresses, errors.Join(errs...)}
 }
 
-// nearFirst sorts addresses: those in networks that this host is in come first.
+// nearFirst sorts addresses: those in networks that this host is in come first, and link-local ones last. Every host is
+// in a network of these, seldom in the same one, and each is tried on several interfaces.
 func nearFirst(addresses []string) {
 	interfaces, _ := net.InterfaceAddrs()
+	const (
+		near = iota
+		far
+		link
+	)
 	distance := func(address string) int {
 		a, _ := netip.ParseAddrPort(address)
-		ip := a.Addr().AsSlice()
+		ip := net.IP(a.Addr().AsSlice())
+		if ip.IsLinkLocalUnicast() {
+			return link
+		}
 		for _, i := range interfaces {
 			if n, ok := i.(*net.IPNet); ok && n.Contains(ip) {
-				return 0
+				return near
 			}
 		}
-		return 1
+		return far
 	}
 	slices.SortStableFunc(addresses, func(a, b string) int { return distance(a) - distance(b) })
 }

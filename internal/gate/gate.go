@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/internal/interfaces"
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
@@ -40,36 +41,45 @@ func KeepAlive(conn net.Conn) {
 }
 
 // Addresses returns the addresses at which a listener can be reached; if it listens on all interfaces, those of its
-// host. Link-local addresses are returned only if the host has no others, without their zones, which are this host's
-// (see [Zoned]). Loopback addresses are returned only if it has not even these: on another host they lead to that host
-// itself.
-func Addresses(l net.Listener) (list []string) {
+// host's interfaces that are up. Link-local addresses come last, without their zones, which are this host's (see
+// [Zoned]). Those of virtual interfaces, such as docker0, are returned only if there are no other addresses. Loopback
+// addresses are returned only if there are not even these: on another host they lead to that host itself.
+func Addresses(l net.Listener) []string {
 	local, ok := l.Addr().(*net.TCPAddr)
 	if !ok || !local.IP.IsUnspecified() {
 		return []string{l.Addr().String()}
 	}
-	interfaces, _ := net.InterfaceAddrs()
-	add := func(suits func(net.IP) bool) {
-		for _, a := range interfaces {
-			if n, ok := a.(*net.IPNet); ok && suits(n.IP) {
-				list = append(list, (&net.TCPAddr{IP: n.IP, Port: local.Port}).String())
+	return addresses(interfaces.Up(), local.Port)
+}
+
+// addresses is Addresses for a port of a host with these interfaces.
+func addresses(all []interfaces.Interface, port int) (list []string) {
+	add := func(suits func(i interfaces.Interface, ip net.IP) bool) {
+		for _, i := range all {
+			for _, ip := range i.IPs {
+				if suits(i, ip) {
+					list = append(list, (&net.TCPAddr{IP: ip, Port: port}).String())
+				}
 			}
 		}
 	}
-	add(func(ip net.IP) bool {
+	add(func(_ interfaces.Interface, ip net.IP) bool {
 		return !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
+	})
+	add(func(i interfaces.Interface, ip net.IP) bool {
+		return !i.Virtual && ip.IsLinkLocalUnicast()
 	})
 	for _, suits := range []func(net.IP) bool{net.IP.IsLinkLocalUnicast, net.IP.IsLoopback} {
 		if len(list) == 0 {
-			add(suits)
+			add(func(_ interfaces.Interface, ip net.IP) bool { return suits(ip) })
 		}
 	}
 	return list
 }
 
-// Zoned expands each link-local address without a zone to all interfaces of this host with such addresses. It keeps
-// the address if there are none.
-func Zoned(addresses []string) []string { return zoned(addresses, linkZones()) }
+// Zoned expands each link-local address without a zone to all interfaces of this host with such addresses, virtual ones
+// only if there are no others. It keeps the address if there are none.
+func Zoned(addresses []string) []string { return zoned(addresses, realZones(interfaces.Up())) }
 
 // zoned is Zoned for a host with interfaces of these names.
 func zoned(addresses, zones []string) (list []string) {
@@ -111,18 +121,23 @@ func linkError(address string, zones []string, err error) error {
 }
 
 // linkZones returns the names of interfaces with link-local IPv6 addresses.
-func linkZones() (names []string) {
-	interfaces, _ := net.Interfaces()
-	for _, i := range interfaces {
-		addresses, _ := i.Addrs()
-		if slices.ContainsFunc(addresses, func(a net.Addr) bool {
-			n, ok := a.(*net.IPNet)
-			return ok && n.IP.To4() == nil && n.IP.IsLinkLocalUnicast()
-		}) {
+func linkZones(all []interfaces.Interface) (names []string) {
+	for _, i := range all {
+		if slices.ContainsFunc(i.IPs, func(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }) {
 			names = append(names, i.Name)
 		}
 	}
 	return names
+}
+
+// realZones is linkZones without virtual interfaces, unless there are no others: a host may have one for each of many
+// containers, and an attempt on each takes seconds.
+func realZones(all []interfaces.Interface) []string {
+	isVirtual := func(i interfaces.Interface) bool { return i.Virtual }
+	if names := linkZones(slices.DeleteFunc(slices.Clone(all), isVirtual)); names != nil {
+		return names
+	}
+	return linkZones(all)
 }
 
 // ErrVersion is the error that a [tls.Config]'s GetConfigForClient returns to a process of another version.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/interfaces"
 )
 
 // distant is an end of a connection whose other side is at an address.
@@ -85,14 +87,12 @@ func TestSourceOfAConnection(t *testing.T) {
 	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.UnixAddr{}}))
 }
 
-// Loopback addresses are offered where a host has no other ones.
+// A listener on all interfaces has this host's addresses, and loopback ones only if there are no others.
 func TestAddresses(t *testing.T) {
 	l, err := net.Listen("tcp", ":0")
 	require.NoError(t, err)
 	defer l.Close() //nolint:errcheck // nothing is lost
-	interfaces, err := net.InterfaceAddrs()
-	require.NoError(t, err)
-	alone := !slices.ContainsFunc(interfaces, func(a net.Addr) bool { return !a.(*net.IPNet).IP.IsLoopback() })
+	alone := !slices.ContainsFunc(interfaces.Up(), func(i interfaces.Interface) bool { return !i.Loopback && i.IPs != nil })
 	list := Addresses(l)
 	require.NotEmpty(t, list)
 	for _, address := range list {
@@ -102,15 +102,52 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// network returns an interface with these addresses.
+func network(name string, isVirtual bool, addresses ...string) interfaces.Interface {
+	i := interfaces.Interface{Name: name, Virtual: isVirtual}
+	for _, address := range addresses {
+		i.IPs = append(i.IPs, net.ParseIP(address))
+	}
+	return i
+}
+
+// Link-local addresses of real interfaces are offered after all others, because they may be the only common ones.
+func TestAddressesOfInterfaces(t *testing.T) {
+	lo := network("lo", false, "127.0.0.1", "::1")
+	cable := network("eth0", false, "169.254.1.1", "fe80::1")
+	lan := network("eth1", false, "10.0.0.1", "2001:db8::1", "fe80::2")
+	bare := network("docker0", true, "fe80::d")
+	docker := network("docker0", true, "172.17.0.1", "fe80::d")
+	for _, test := range []struct {
+		all  []interfaces.Interface
+		want []string
+	}{
+		{[]interfaces.Interface{lo}, []string{"127.0.0.1:5", "[::1]:5"}},
+		{[]interfaces.Interface{lo, cable}, []string{"169.254.1.1:5", "[fe80::1]:5"}},
+		{[]interfaces.Interface{lo, cable, docker}, []string{"172.17.0.1:5", "169.254.1.1:5", "[fe80::1]:5"}},
+		{
+			[]interfaces.Interface{lo, cable, lan, docker},
+			[]string{"10.0.0.1:5", "[2001:db8::1]:5", "172.17.0.1:5", "169.254.1.1:5", "[fe80::1]:5", "[fe80::2]:5"},
+		},
+		{[]interfaces.Interface{lo, docker}, []string{"172.17.0.1:5"}},
+		{[]interfaces.Interface{lo, bare}, []string{"[fe80::d]:5"}},
+	} {
+		assert.Equal(t, test.want, addresses(test.all, 5), "%v", test.all)
+	}
+	assert.Equal(t, []string{"eth0", "eth1"}, realZones([]interfaces.Interface{lo, cable, lan, docker}))
+	assert.Equal(t, []string{"docker0"}, realZones([]interfaces.Interface{lo, docker}))
+	assert.Empty(t, realZones([]interfaces.Interface{lo}))
+}
+
 // Addresses of links are tried on the links of this host.
 func TestZoned(t *testing.T) {
 	same := []string{"10.0.0.1:1", "[fe80::1%eth9]:2", "[2001:db8::1]:3", "host:4"}
 	assert.Equal(t, same, Zoned(same))
 	var want []string
-	for _, zone := range linkZones() {
+	for _, zone := range realZones(interfaces.Up()) {
 		want = append(want, "[fe80::1%"+zone+"]:5")
 	}
-	assert.Equal(t, want, zoned([]string{"[fe80::1]:5"}, linkZones()))
+	assert.Equal(t, want, Zoned([]string{"[fe80::1]:5"}))
 	assert.Equal(t, []string{"[fe80::1]:5"}, zoned([]string{"[fe80::1]:5"}, nil), "an attempt says what is missing")
 }
 

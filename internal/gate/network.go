@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/interfaces"
 )
 
 // Network is store.Network; nil means the system's TCP.
@@ -24,7 +26,7 @@ func Dial(ctx context.Context, n Network, address string) (net.Conn, error) {
 	if n == nil {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err != nil {
-			return nil, linkError(address, linkZones(), err)
+			return nil, linkError(address, linkZones(interfaces.Up()), err)
 		}
 		return conn, nil
 	}
