@@ -34,6 +34,7 @@ const (
 	freeSpace     = "compact and defragment etcd and disarm its alarm (etcdctl alarm disarm), " +
 		"or start it with a larger --quota-backend-bytes"
 	silentTooLong = "etcd heard nothing of this process for longer than Silence, or somebody revoked the lease"
+	noAnswer      = "etcd does not answer, or has no leader"
 	otherData     = "etcd lost its data, or was restored from an older copy: start the job again"
 	noEtcd        = "no etcd of version 3 listens there"
 )

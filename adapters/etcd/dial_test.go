@@ -1,6 +1,7 @@
 package etcd_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -18,6 +19,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -329,4 +331,37 @@ func TestLostLease(t *testing.T) {
 	require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
 	require.ErrorContains(t, kv.Err(), "longer than Silence, or somebody revoked the lease")
 	require.ErrorContains(t, kv.Set(t.Context(), "key", nil), "the session's lease has ended")
+}
+
+// If etcd stops, or loses most of its servers, a session ends and says so, instead of blaming this process.
+func TestServerIsLost(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, s *server){
+		"killed": func(_ *testing.T, s *server) { s.stop() },
+		"stopped": func(t *testing.T, s *server) {
+			require.NoError(t, exec.Command("kill", "-STOP", strconv.Itoa(s.cmd.Process.Pid)).Run())
+		},
+		"without a majority": func(t *testing.T, s *server) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err := s.dial(t).MemberAdd(ctx, []string{"http://" + jobtest.Address(t, 1)}) // which never runs
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			kv, err := etcd.Dial(t.Context(), etcd.Config{Client: s.dial(t), Prefix: "/test/", Silence: 2 * time.Second})
+			require.NoError(t, err)
+			lose(t, s)
+			select {
+			case <-kv.Done():
+			case <-time.After(limit):
+				require.Fail(t, "the session goes on")
+			}
+			require.ErrorIs(t, kv.Err(), comm.ErrPeerFailed)
+			require.NotErrorIs(t, kv.Err(), comm.ErrTimeout)
+			require.ErrorContains(t, kv.Err(), "the session's lease has ended; etcd does not answer, or has no leader: ")
+			require.NotContains(t, kv.Err().Error(), "of this process")
+		})
+	}
 }

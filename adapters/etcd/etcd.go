@@ -47,6 +47,8 @@ type Config struct {
 const (
 	reachTime = 3 * time.Second
 	retryTime = 100 * time.Millisecond
+	// answerTime bounds the question why a lease has ended.
+	answerTime = 500 * time.Millisecond
 )
 
 // session is one process's store.
@@ -103,7 +105,7 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	go func() {
 		select {
 		case <-s.lease.Done():
-			s.loseLease()
+			s.expire()
 		case <-s.done:
 		}
 	}()
@@ -128,22 +130,29 @@ func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse,
 	bounded, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
 	leases := etcdserverpb.NewLeaseClient(conn)
+	return persist(bounded, func() (*etcdserverpb.LeaseGrantResponse, error) {
+		return leases.LeaseGrant(bounded, &etcdserverpb.LeaseGrantRequest{TTL: seconds})
+	})
+}
+
+// persist repeats a request while no etcd can be reached, until ctx ends. It returns the last error before that.
+func persist[R any](ctx context.Context, request func() (R, error)) (R, error) {
 	var last error
 	for {
-		granted, err := leases.LeaseGrant(bounded, &etcdserverpb.LeaseGrantRequest{TTL: seconds})
+		answer, err := request()
 		if err == nil {
-			return granted, nil
+			return answer, nil
 		}
-		if last == nil || bounded.Err() == nil {
+		if last == nil || ctx.Err() == nil {
 			last = rpctypes.Error(err)
 		}
 		if status.Code(err) != codes.Unavailable {
-			return nil, last
+			return answer, last
 		}
 		select {
 		case <-time.After(retryTime):
-		case <-bounded.Done():
-			return nil, last
+		case <-ctx.Done():
+			return answer, last
 		}
 	}
 }
@@ -235,6 +244,38 @@ func (s *session) join(ctx context.Context) (context.Context, func()) {
 // loseLease ends a session after its lease has ended.
 func (s *session) loseLease() {
 	s.fail(fmt.Errorf("etcd: %w: the session's lease has ended; %s", comm.ErrPeerFailed, silentTooLong))
+}
+
+// expire ends a session that has not renewed its lease in time. If etcd does not answer now either, that is the reason.
+func (s *session) expire() {
+	err := s.ask()
+	if err == nil {
+		s.loseLease()
+		return
+	}
+	switch causeOf(err).sentinel {
+	case comm.ErrPeerFailed, comm.ErrTimeout:
+		const format = "etcd: %w: the session's lease has ended; %s: %v; %s"
+		s.fail(fmt.Errorf(format, comm.ErrPeerFailed, noAnswer, err, needsMajority)) // a timeout is not the error's kind
+	default: // etcd answers
+		s.loseLease()
+	}
+}
+
+// ask requests a key that etcd returns only while it has a leader and most of its servers.
+func (s *session) ask() error {
+	ctx, cancel := context.WithTimeout(s.ctx, answerTime)
+	defer cancel()
+	conn := s.Client.ActiveConnection()
+	if conn == nil { // an etcd in this process
+		_, err := s.Client.Get(ctx, s.Prefix)
+		return err
+	}
+	keys := etcdserverpb.NewKVClient(conn)
+	_, err := persist(ctx, func() (*etcdserverpb.RangeResponse, error) {
+		return keys.Range(ctx, &etcdserverpb.RangeRequest{Key: []byte(s.Prefix), CountOnly: true})
+	})
+	return err
 }
 
 // result is the error of a call.
