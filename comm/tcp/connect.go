@@ -279,12 +279,29 @@ type triedError struct {
 
 // Error implements error. It is one line: other ranks get it as a report.
 func (t *triedError) Error() string {
-	cause := strings.ReplaceAll(t.cause.Error(), "\n", "; ")
-	return fmt.Sprintf("cannot be reached at %v: %s", t.addresses, cause)
+	return fmt.Sprintf("cannot be reached at %v: %s", t.addresses, oneLine(t.cause))
 }
 
 // Unwrap returns the cause.
 func (t *triedError) Unwrap() error { return t.cause }
+
+// pendingError is the state of the first attempt to connect to another rank.
+type pendingError struct {
+	addresses []string // that have not answered yet
+	failed    error    // of the others, one a line; nil if there are none
+}
+
+// Error implements error.
+func (t *pendingError) Error() string {
+	text := fmt.Sprintf("no answer yet from %v", t.addresses)
+	if t.failed == nil {
+		return text
+	}
+	return text + "; " + oneLine(t.failed)
+}
+
+// oneLine returns the text of joined errors.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // rankOf returns the rank of the world that is behind a prefix of a key.
 func (k *connector) rankOf(key, prefix string) (rank int, ok bool) {
@@ -456,12 +473,12 @@ func (k *connector) note(p *pair, trouble error) {
 	p.trouble = fmt.Errorf("rank %d: %w", p.rank, trouble)
 }
 
-// begin notes where a rank is tried, until the outcome is known.
-func (k *connector) begin(p *pair, addresses []string) {
+// begin notes which addresses of a rank are tried for the first time, and how others have failed.
+func (k *connector) begin(p *pair, addresses []string, failed []error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if p.trouble == nil {
-		p.trouble = fmt.Errorf("rank %d: no answer yet from %v", p.rank, addresses)
+	if p.trouble == nil || errors.As(p.trouble, new(*pendingError)) {
+		p.trouble = fmt.Errorf("rank %d: %w", p.rank, &pendingError{addresses, errors.Join(failed...)})
 	}
 }
 
@@ -508,7 +525,6 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	if k.config.Network == nil {
 		nearFirst(r.Addresses)
 	}
-	k.begin(p, r.Addresses)
 	h := hello{
 		Nonce:   r.Nonce,
 		Attempt: attempt,
@@ -523,7 +539,8 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 		addresses = gate.Zoned(addresses)
 	}
 	var errs []error
-	for _, address := range addresses {
+	for i, address := range addresses {
+		k.begin(p, addresses[i:], errs)
 		err := k.lanes(ctx, address, p, h)
 		if err == nil && p.rank == 0 {
 			k.node.run = r.run()

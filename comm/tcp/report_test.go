@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"runtime"
@@ -170,6 +171,46 @@ func TestWhoTried(t *testing.T) {
 		{Kind: fault.Unreached, By: 1, About: 3, Reason: "it has not connected to this rank, which listens at []"},
 	}, k.unreachedReports([]int{0, 2, 3}))
 	assert.EqualError(t, k.troubleWith(k.pairs[2]), "rank 2: it reports that this rank "+text)
+}
+
+// While a rank is tried at its second address, the reason of the first one is known.
+func TestFirstFailureIsNoted(t *testing.T) {
+	refusing, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, refusing.Close())
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close() //nolint:errcheck // nothing is lost
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // nothing is lost
+	n := &node{rank: 1, size: 2}
+	n.pairs = []*pair{newPair(n, 0), newPair(n, 1)}
+	k := &connector{node: n, config: Config{World: "1"}, kv: server.Local("1"), tls: conf}
+	first := refusing.Addr().String()
+	second := silent.Addr().String()
+	text, err := json.Marshal(record{protocol, 1, []string{first, second}})
+	require.NoError(t, err)
+	require.NoError(t, k.kv.Set(t.Context(), k.config.key(0), text))
+
+	tried := make(chan error)
+	go func() { tried <- k.try(t.Context(), n.pairs[0], 1) }()
+	conn, err := silent.Accept()
+	require.NoError(t, err)
+	k.mu.Lock()
+	trouble := k.troubleWith(n.pairs[0])
+	k.mu.Unlock()
+	assert.ErrorContains(t, trouble, "rank 0: no answer yet from ["+second+"]; dial tcp "+first)
+	assert.ErrorContains(t, trouble, "refused")
+	require.NoError(t, conn.Close())
+	err = <-tried
+	require.ErrorAs(t, err, new(*triedError))
+	k.note(n.pairs[0], err)
+	k.begin(n.pairs[0], []string{first, second}, nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	assert.ErrorContains(t, k.troubleWith(n.pairs[0]), "cannot be reached at", "a whole attempt says more than a new one")
 }
 
 // A rank revokes its report of stragglers to its launcher when they have come: it is not why the job fails later.
