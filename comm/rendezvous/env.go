@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/keeper"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -283,6 +284,9 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 	j.Address = net.JoinHostPort(host, strconv.Itoa(port))
 	if l.hosted {
 		j.Name = getenv(env.Job)
+	}
+	if err := printable.CheckName(j.Name); err != nil {
+		return j, l.errorf("%s: %w", env.Job, err)
 	}
 	if stores := getenv(env.Store); l.hosted && stores != "" {
 		j.Stores = strings.Split(stores, ",")

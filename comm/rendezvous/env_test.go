@@ -111,6 +111,7 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 		{"negative rank", `RANK="-1"`, []string{"RANK", "-1", "WORLD_SIZE", "2"}},
 		{"rank beyond the size", "WORLD_SIZE=2", []string{"RANK", "2", "WORLD_SIZE", "2"}},
 		{"port that is none", `MASTER_PORT="70000"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "70000"}},
+		{"a job's name that nobody prints", `TUTTI_JOB`, []string{"TUTTI_RANK", "1", "TUTTI_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "TUTTI_JOB", "a\tb"}},
 		{"a store without a port", `TUTTI_STORE`, []string{"TUTTI_RANK", "1", "TUTTI_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "TUTTI_STORE", "a:1,b"}},
 		{"port zero", `MASTER_PORT="0"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "0"}},
 		{"slurm's hosts without names", "MASTER_ADDR", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "4", "SLURM_STEP_NUM_NODES", "2"}},

@@ -24,11 +24,11 @@ func TestNamesAreRefused(t *testing.T) {
 	defer server.Close()
 	server.Serve(l, conf)
 	for text, d := range map[string]store.Dialer{
-		"names of at most 2048 bytes, and one has 2049": {Name: "rank 0", Job: strings.Repeat("j", 2049)},
-		`and "rank\t0" cannot`:                          {Name: "rank\t0"},
-		`and "two\nlines" cannot`:                       {Name: "rank 0", Job: "two\nlines"},
-		`and "a\x1b[2J" cannot`:                         {Name: "rank 0", Title: "a\x1b[2J"},
-		"a process needs a name":                        {},
+		"names have at most 2048 bytes, and this one has 2049": {Name: "rank 0", Job: strings.Repeat("j", 2049)},
+		`unlike "rank\t0"`:       {Name: "rank\t0"},
+		`unlike "two\nlines"`:    {Name: "rank 0", Job: "two\nlines"},
+		`unlike "a\x1b[2J"`:      {Name: "rank 0", Title: "a\x1b[2J"},
+		"a process needs a name": {},
 	} {
 		d.Addresses = []string{l.Addr().String()}
 		d.TLS = conf

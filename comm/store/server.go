@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 const (
@@ -33,19 +34,11 @@ type greeting struct {
 	Job     string `json:"job,omitempty"`   // its name; "" is one without a name
 }
 
-// longestName bounds what a process says of itself, which is printed.
-const longestName = 2 << 10
-
 // check returns an error unless a process says who it is, in a text that can be printed.
 func (h *greeting) check() error {
 	for _, text := range []string{h.Name, h.Title, h.Process, h.Job} {
-		if len(text) > longestName {
-			return fmt.Errorf("a process and its job have names of at most %d bytes, and one has %d", longestName, len(text))
-		}
-		for _, c := range text {
-			if !strconv.IsPrint(c) {
-				return fmt.Errorf("a process and its job have names that can be printed, and %q cannot", text)
-			}
+		if err := printable.CheckName(text); err != nil {
+			return fmt.Errorf("a process or its job: %w", err)
 		}
 	}
 	if h.Name == "" {

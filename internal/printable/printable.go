@@ -26,3 +26,19 @@ func Text(text string) string {
 	}
 	return shown.String()
 }
+
+// LongestName bounds a name of a process or a job, in bytes.
+const LongestName = 2 << 10
+
+// CheckName returns an error if text cannot be the name of a process or a job, which others print.
+func CheckName(text string) error {
+	if len(text) > LongestName {
+		return fmt.Errorf("names have at most %d bytes, and this one has %d", LongestName, len(text))
+	}
+	for _, c := range text {
+		if !strconv.IsPrint(c) {
+			return fmt.Errorf("names have printable characters only, unlike %q", text)
+		}
+	}
+	return nil
+}

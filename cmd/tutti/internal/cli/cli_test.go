@@ -94,6 +94,8 @@ func TestWrongUsage(t *testing.T) {
 		{"launch --join h:1x hostname", `"--join" flag: must be HOST:PORT`},
 		{"launch --listen foo hostname", `"--listen" flag: must be HOST:PORT or :PORT`},
 		{"launch --listen :99999 hostname", `"--listen" flag: must be HOST:PORT or :PORT`},
+		{"launch --job a\x1b[2J hostname", `"--job" flag: must be printable, and of at most 2048 bytes`},
+		{"launch --job " + strings.Repeat("j", 2049) + " hostname", `"--job" flag: must be printable, and of at most 2048 bytes`},
 		{"launch --wait 0s hostname", `"--wait" flag: must be more than 0s`},
 		{"launch --wait -1s hostname", `"--wait" flag: must be more than 0s`},
 		{"launch --wait 5 hostname", `"--wait" flag: must be a duration`},

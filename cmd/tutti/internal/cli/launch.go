@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 func newLaunch() *cobra.Command {
@@ -210,6 +211,9 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool {
 		missing := func(a string) bool { return !isAddress(a) || a[0] == ':' }
 		return len(cfg.Join) > 0 && !slices.ContainsFunc(cfg.Join, missing)
+	})
+	console.Restrict(flags, "job", fmt.Sprintf("printable, and of at most %d bytes", printable.LongestName), func() bool {
+		return printable.CheckName(cfg.Job) == nil
 	})
 	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool {
 		return isAddress(cfg.Listen)
