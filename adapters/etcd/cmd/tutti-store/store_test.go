@@ -126,7 +126,7 @@ func train(ctx context.Context) error {
 		size, rank := len(e.Members), e.Comm.Rank()
 		if size == 3 && made == 5 {
 			whole = true
-			fmt.Println("3 members")
+			fmt.Println("all three train")
 		}
 		if whole && size == 2 && made == 20 {
 			return io.EOF
@@ -323,7 +323,7 @@ func TestAnyMachine(t *testing.T) {
 				launchers = append(launchers, s.launch(ctx, t, command, s.addresses[:]...))
 			}
 			for _, l := range launchers {
-				l.says(ctx, t, "3 members")
+				l.says(ctx, t, "all three train")
 			}
 			require.NoError(t, s.servers[victim].Process.Kill())
 			require.NoError(t, launchers[victim].Process.Kill())
@@ -357,7 +357,7 @@ func TestMajorityLost(t *testing.T) {
 		launchers = append(launchers, s.launch(ctx, t, command, s.addresses[2]))
 	}
 	for _, l := range launchers {
-		l.says(ctx, t, "3 members")
+		l.says(ctx, t, "all three train")
 	}
 	for _, p := range s.servers[:2] {
 		require.NoError(t, p.Process.Kill())
