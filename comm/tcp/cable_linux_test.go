@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,22 +32,14 @@ func TestLinksLast(t *testing.T) {
 		t.Skip("it is TestRanksBesideLinks' process")
 	}
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	const network = `ip link set lo up && ip link add eth0 type veth peer name eth1 &&
-		ip link set eth0 addrgenmode none && ip link set eth1 addrgenmode none && ip link set eth1 up && ip link set eth0 up && ip address add 10.0.0.1/8 dev eth0 &&
+	inNamespace(t, `ip link set lo up && ip link add eth0 type veth peer name eth1 &&
+		ip link set eth0 addrgenmode none && ip link set eth1 addrgenmode none &&
+		ip link set eth1 up && ip link set eth0 up && ip address add 10.0.0.1/8 dev eth0 &&
 		ip address add fe80::1/64 dev eth0 nodad && nft add table inet f &&
 		nft 'add chain inet f out { type filter hook output priority 0; }' &&
 		nft add rule inet f out ip daddr 10.0.0.1 tcp flags '&' '(syn|ack)' == syn counter &&
-		nft add rule inet f out ip6 daddr fe80::/10 tcp flags '&' '(syn|ack)' == syn counter &&
-		exec "$0" -test.run='^TestRanksBesideLinks$' -test.v`
-	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "sh", "-c", network, self)
-	cmd.Env = append(os.Environ(), cableVariable+"=1")
-	out, err := cmd.CombinedOutput()
-	if !strings.Contains(string(out), "TestRanksBesideLinks") {
-		t.Skipf("no namespace with a firewall here: %v: %s", err, out)
-	}
-	require.NoError(t, err, "%s", out)
+		nft add rule inet f out ip6 daddr fe80::/10 tcp flags '&' '(syn|ack)' == syn counter`,
+		"TestRanksBesideLinks", cableVariable)
 }
 
 // TestRanksBesideLinks has ranks publish both addresses, and connect by the routed one without a try at the other.

@@ -28,14 +28,19 @@ func TestFirewall(t *testing.T) {
 		t.Skip("it is TestRanksBehindFirewall's process")
 	}
 	t.Parallel()
+	inNamespace(t, `ip link set lo up && nft add table ip f && nft 'add chain ip f in { type filter hook input priority 0; }' &&
+		nft add rule ip f in tcp dport 5555 drop`, "TestRanksBehindFirewall", firewallVariable)
+}
+
+// inNamespace runs a test, which a variable tells that it is to run, in a network namespace that commands set up.
+func inNamespace(t *testing.T, commands, test, variable string) {
 	self, err := os.Executable()
 	require.NoError(t, err)
-	const network = `ip link set lo up && nft add table ip f && nft 'add chain ip f in { type filter hook input priority 0; }' &&
-		nft add rule ip f in tcp dport 5555 drop && exec "$0" -test.run='^TestRanksBehindFirewall$' -test.v`
+	network := commands + ` && exec "$0" -test.run='^` + test + `$' -test.v`
 	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "sh", "-c", network, self)
-	cmd.Env = append(os.Environ(), firewallVariable+"=1")
+	cmd.Env = append(os.Environ(), variable+"=1")
 	out, err := cmd.CombinedOutput()
-	if !strings.Contains(string(out), "TestRanksBehindFirewall") {
+	if !strings.Contains(string(out), test) {
 		t.Skipf("no namespace with a firewall here: %v: %s", err, out)
 	}
 	require.NoError(t, err, "%s", out)

@@ -82,10 +82,8 @@ func isAncestor(pid int) bool {
 
 // parent returns the number of a process's parent, -1 if the process has ended.
 func parent(pid int) int {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	// The name before these fields may contain any character.
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if err != nil || len(fields) < 2 {
+	fields := Status(pid)
+	if len(fields) < 2 {
 		return -1
 	}
 	number, err := strconv.Atoi(string(fields[1]))
@@ -93,6 +91,17 @@ func parent(pid int) int {
 		return -1
 	}
 	return number
+}
+
+// Status returns the fields of a process's line in the list (/proc/PID/stat, see proc_pid_stat(5)), from the third on,
+// which is its state. It returns nil if the process has ended.
+func Status(pid int) [][]byte {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return nil
+	}
+	// The name before these fields may contain any character.
+	return bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 }
 
 // end ends this process after its keeper has ended.

@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	ancestor "github.com/tutti-go/tutti/internal/keeper"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -77,14 +77,13 @@ func listProcesses() family {
 
 // readStatus reads a process's line in the list. ok is false if the process has ended.
 func readStatus(pid int) (e entry, ok bool) {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	// The name before these fields may contain any character.
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	fields := ancestor.Status(pid)
 	const startField = 19 // field 22 of all, as the manual counts
-	if err != nil || len(fields) <= startField {
+	if len(fields) <= startField {
 		return entry{}, false
 	}
 	e = entry{pid: pid, stopped: string(fields[0]) == "T", zombie: string(fields[0]) == "Z"}
+	var err error
 	e.parent, err = strconv.Atoi(string(fields[1]))
 	if err != nil {
 		return entry{}, false

@@ -275,8 +275,8 @@ func TestKilledAtOneInstant(t *testing.T) {
 	}
 }
 
-// Programs of ranks end behind wrappers when the launcher, the keeper and the guard are killed at one instant, as by killall with
-// the program's file.
+// Programs of ranks end behind wrappers when the launcher, the keeper and the guard are killed at one instant, as by
+// killall with the program's file.
 func TestAllOfALauncherIsKilled(t *testing.T) {
 	for name, wrapper := range map[string]string{
 		"alone":       `exec "$0"`,
